@@ -1,0 +1,111 @@
+//! The store of one machine: current state and recent history in memory, durability in one redb file.
+//!
+//! Reads and watches never touch the disk. All writes go through one thread (`writer`), which makes a batch durable
+//! with a single sync and only then shows it to readers (`state`) and acknowledges it.
+
+mod file;
+mod state;
+mod writer;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::sync::oneshot;
+
+use crate::{Entry, ListError, OpenError, Range, ReadError, Revision, Snapshot, Store, WatchError, Watcher, WriteError};
+use state::Shared;
+use writer::{Operation, Request};
+
+/// How much history the store keeps for watches and for lists at a past revision.
+#[derive(Clone, Debug)]
+pub struct History {
+    pub events: usize,
+    /// Bytes of replaced and deleted values kept alive by the history alone.
+    pub bytes: usize,
+}
+
+impl Default for History {
+    fn default() -> Self {
+        Self { events: 100_000, bytes: 64 << 20 }
+    }
+}
+
+pub struct EmbeddedStore {
+    shared: Arc<Shared>,
+    queue: Option<std::sync::mpsc::Sender<Request>>,
+    writer: Option<JoinHandle<()>>,
+}
+
+impl EmbeddedStore {
+    /// Opens the file, or makes it if it does not exist. Blocks: it reads every object into memory.
+    pub fn open(path: &Path, history: History) -> Result<Self, OpenError> {
+        let (database, loaded) = file::open(path)?;
+        let shared = Arc::new(Shared::new(loaded, history));
+        let (queue, requests) = std::sync::mpsc::channel();
+        let for_writer = shared.clone();
+        let writer = std::thread::Builder::new()
+            .name("cleat-store".into())
+            .spawn(move || writer::run(database, for_writer, requests))
+            .map_err(|e| OpenError::Io { step: "start the writer of", path: path.into(), source: Box::new(e) })?;
+        Ok(Self { shared, queue: Some(queue), writer: Some(writer) })
+    }
+
+    /// Forgets history up to `revision`; later watches and lists from before it answer `TooOld`.
+    pub fn compact(&self, revision: Revision) {
+        self.shared.compact(revision);
+    }
+
+    async fn write(&self, key: &str, operation: Operation) -> Result<Revision, WriteError> {
+        let (reply, answer) = oneshot::channel();
+        let request = Request { key: key.into(), operation, reply };
+        self.queue.as_ref().ok_or(WriteError::Closed)?.send(request).map_err(|_| WriteError::Closed)?;
+        answer.await.map_err(|_| WriteError::Closed)?
+    }
+}
+
+impl Drop for EmbeddedStore {
+    fn drop(&mut self) {
+        // Closing the queue lets the writer finish what was accepted; joining makes sure the file is released.
+        drop(self.queue.take());
+        if let Some(writer) = self.writer.take()
+            && writer.join().is_err()
+        {
+            tracing::error!("the store's writer panicked");
+        }
+        self.shared.close();
+    }
+}
+
+#[async_trait]
+impl Store for EmbeddedStore {
+    async fn create(&self, key: &str, value: Bytes) -> Result<Revision, WriteError> {
+        self.write(key, Operation::Create(value)).await
+    }
+
+    async fn update(&self, key: &str, expected: Revision, value: Bytes) -> Result<Revision, WriteError> {
+        self.write(key, Operation::Update(expected, value)).await
+    }
+
+    async fn delete(&self, key: &str, expected: Revision) -> Result<Revision, WriteError> {
+        self.write(key, Operation::Delete(expected)).await
+    }
+
+    async fn get(&self, key: &str) -> Result<Option<Entry>, ReadError> {
+        Ok(self.shared.get(key))
+    }
+
+    async fn list(&self, range: Range<'_>) -> Result<Snapshot, ListError> {
+        self.shared.list(range)
+    }
+
+    async fn watch(&self, prefix: &str, after: Revision) -> Result<Box<dyn Watcher>, WatchError> {
+        Ok(Box::new(Shared::watch(&self.shared, prefix, after)?))
+    }
+
+    async fn revision(&self) -> Result<Revision, ReadError> {
+        Ok(self.shared.revision())
+    }
+}
