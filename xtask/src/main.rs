@@ -1,1 +1,9 @@
-fn main() {}
+//! The project's repeatable chores; `cargo xtask` lists them.
+
+mod ci;
+mod cli;
+mod tidy;
+
+fn main() -> std::process::ExitCode {
+    cli::run()
+}
