@@ -1,1 +1,17 @@
-//! Placeholder.
+//! The vocabulary of Cleat: the names, keys and small pure rules that every component agrees on.
+//!
+//! This crate knows no other crate of the workspace, does no I/O and reads no clock.
+
+pub mod access;
+pub mod build;
+pub mod claim;
+pub mod condition;
+pub mod key;
+pub mod keys;
+pub mod names;
+pub mod pod;
+pub mod quantity;
+
+pub use k8s_openapi;
+pub use key::Key;
+pub use quantity::Quantity;

@@ -1,0 +1,38 @@
+//! Reading and replacing one entry of a condition list.
+
+use k8s_openapi::api::core::v1::{Node, Pod, PodCondition};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+pub fn node_is_ready(node: &Node) -> bool {
+    let conditions = node.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True")
+}
+
+pub fn pod_condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
+    pod.status.as_ref()?.conditions.as_ref()?.iter().find(|c| c.type_ == type_)
+}
+
+/// The condition as it should stand now, or `None` if it already says the same.
+/// The transition time moves only when the status does.
+pub fn next_pod_condition(
+    current: Option<&PodCondition>,
+    type_: &str,
+    status: &str,
+    reason: Option<&str>,
+    message: Option<&str>,
+    now: Time,
+) -> Option<PodCondition> {
+    let same_status = current.filter(|c| c.status == status);
+    if same_status.is_some_and(|c| c.reason.as_deref() == reason && c.message.as_deref() == message) {
+        return None;
+    }
+    let since = same_status.and_then(|c| c.last_transition_time.clone()).unwrap_or(now);
+    Some(PodCondition {
+        type_: type_.to_owned(),
+        status: status.to_owned(),
+        reason: reason.map(ToOwned::to_owned),
+        message: message.map(ToOwned::to_owned),
+        last_transition_time: Some(since),
+        ..PodCondition::default()
+    })
+}

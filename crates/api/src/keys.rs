@@ -1,0 +1,49 @@
+//! Annotations, labels, finalizers and condition types, as they stand on the wire.
+
+pub mod annotation {
+    pub const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
+    pub const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
+    pub const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
+    pub const MIGRATED_TO: &str = "pv.kubernetes.io/migrated-to";
+    pub const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
+    pub const STORAGE_PROVISIONER_BETA: &str = "volume.beta.kubernetes.io/storage-provisioner";
+    pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+    pub const STORAGE_CLASS_BETA: &str = "volume.beta.kubernetes.io/storage-class";
+    pub const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
+    pub const DEFAULT_CLASS_BETA: &str = "storageclass.beta.kubernetes.io/is-default-class";
+    pub const DELETION_SECRET_NAME: &str = "volume.kubernetes.io/provisioner-deletion-secret-name";
+    pub const DELETION_SECRET_NAMESPACE: &str = "volume.kubernetes.io/provisioner-deletion-secret-namespace";
+    /// On a VolumeAttachment: the CSI node id that ControllerPublishVolume was called with.
+    pub const CSI_NODE_ID: &str = "csi.alpha.kubernetes.io/node-id";
+    /// On a Node: a JSON map from driver name to CSI node id.
+    pub const NODE_CSI_IDS: &str = "csi.volume.kubernetes.io/nodeid";
+    /// On a Node: the attach/detach controller is in charge of its volumes.
+    pub const CONTROLLER_MANAGED_ATTACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
+    /// What the controllers write where only the presence of an annotation counts.
+    pub const YES: &str = "yes";
+}
+
+pub mod finalizer {
+    pub const PVC_PROTECTION: &str = "kubernetes.io/pvc-protection";
+    pub const PV_PROTECTION: &str = "kubernetes.io/pv-protection";
+    pub const PROVISIONER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
+}
+
+pub mod label {
+    pub const HOSTNAME: &str = "kubernetes.io/hostname";
+    pub const OS: &str = "kubernetes.io/os";
+    pub const ARCH: &str = "kubernetes.io/arch";
+}
+
+pub mod taint {
+    pub const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+}
+
+/// The pod condition that says whether every volume of the pod is mounted on its node.
+pub const VOLUMES_MOUNTED: &str = "cleat.dev/VolumesMounted";
+
+/// The key in `spec.csi.volumeAttributes` that names the provisioner instance.
+pub const PROVISIONER_IDENTITY: &str = "storage.kubernetes.io/csiProvisionerIdentity";
+
+/// The prefix of StorageClass parameters that are meant for the provisioner and not for the driver.
+pub const CSI_PARAMETER_PREFIX: &str = "csi.storage.k8s.io/";
