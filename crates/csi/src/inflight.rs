@@ -1,0 +1,60 @@
+//! One operation per key at a time; the loser is told at once instead of queueing behind a call that may hang.
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tonic::Status;
+
+#[derive(Clone, Default)]
+pub struct InFlight {
+    keys: Arc<Mutex<HashSet<String>>>,
+}
+
+/// Owned, so that it can move into the work itself: a client that goes away must not end the exclusion early.
+#[must_use]
+pub struct InFlightGuard {
+    keys: Arc<Mutex<HashSet<String>>>,
+    key: String,
+}
+
+impl InFlight {
+    pub fn new() -> InFlight {
+        InFlight::default()
+    }
+
+    /// ABORTED if another operation on the same key has not finished.
+    pub fn begin(&self, key: &str) -> Result<InFlightGuard, Status> {
+        if lock(&self.keys).insert(key.to_owned()) {
+            Ok(InFlightGuard { keys: Arc::clone(&self.keys), key: key.to_owned() })
+        } else {
+            Err(Status::aborted(format!("another operation on {key:?} is in progress")))
+        }
+    }
+}
+
+impl Drop for InFlightGuard {
+    fn drop(&mut self) {
+        lock(&self.keys).remove(&self.key);
+    }
+}
+
+// A panic cannot leave the set half changed, so poison carries no information.
+fn lock(keys: &Mutex<HashSet<String>>) -> MutexGuard<'_, HashSet<String>> {
+    keys.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn second_operation_on_a_volume_is_aborted_until_the_first_ends() {
+        let inflight = InFlight::new();
+        let first = inflight.begin("a").unwrap();
+        assert_eq!(inflight.begin("a").err().map(|status| status.code()), Some(tonic::Code::Aborted));
+        let _other = inflight.begin("b").unwrap();
+        drop(first);
+        assert!(inflight.begin("a").is_ok());
+    }
+}

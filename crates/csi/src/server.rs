@@ -1,0 +1,187 @@
+//! A driver's listening side: the socket is set up safely, served, and taken down when told to stop.
+//!
+//! Removes only a socket that nobody answers on, and on the way out only its own.
+use std::{
+    future::Future,
+    io,
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{FileTypeExt, MetadataExt, PermissionsExt},
+    },
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tokio::net::{TcpListener, UnixListener};
+use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tokio_util::sync::CancellationToken;
+use tonic::{service::Routes, transport::Server};
+
+use crate::Endpoint;
+
+/// The kernel's `sun_path`, less its terminating NUL.
+const MAX_SOCKET_PATH: usize = 107;
+
+/// How long calls in progress may go on after the stop.
+const GRACE: Duration = Duration::from_secs(10);
+
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    #[error("socket path {path} is {length} bytes long; the kernel allows {MAX_SOCKET_PATH}")]
+    PathTooLong { path: PathBuf, length: usize },
+    #[error("socket directory {path}")]
+    Parent {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{path} exists and is not a socket")]
+    NotASocket { path: PathBuf },
+    #[error("something is already listening on {path}")]
+    InUse { path: PathBuf },
+    #[error("{step} {path}")]
+    Socket {
+        step: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("listen on {address}")]
+    Tcp {
+        address: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("serve {endpoint}")]
+    Serve {
+        endpoint: Endpoint,
+        #[source]
+        source: tonic::transport::Error,
+    },
+}
+
+/// A socket that accepts connections but whose calls wait until [`Listener::serve`].
+pub struct Listener {
+    endpoint: Endpoint,
+    socket: Socket,
+}
+
+enum Socket {
+    Unix { listener: UnixListener, identity: (u64, u64) },
+    Tcp(TcpListener),
+}
+
+/// Binds and serves until `stop`.
+pub async fn serve(endpoint: &Endpoint, routes: Routes, stop: CancellationToken) -> Result<(), ServeError> {
+    bind(endpoint).await?.serve(routes, stop).await
+}
+
+pub async fn bind(endpoint: &Endpoint) -> Result<Listener, ServeError> {
+    let socket = match endpoint {
+        Endpoint::Unix(path) => bind_unix(path)?,
+        Endpoint::Tcp(address) => Socket::Tcp(
+            TcpListener::bind(address).await.map_err(|source| ServeError::Tcp { address: address.clone(), source })?,
+        ),
+    };
+    Ok(Listener { endpoint: endpoint.clone(), socket })
+}
+
+impl Listener {
+    /// New connections stop at once; calls in progress have [`GRACE`] to finish.
+    pub async fn serve(self, routes: Routes, stop: CancellationToken) -> Result<(), ServeError> {
+        let Listener { endpoint, socket } = self;
+        let router = Server::builder().add_routes(routes);
+        match socket {
+            Socket::Unix { listener, identity } => {
+                let serving = router
+                    .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop.clone().cancelled_owned());
+                let result = with_grace(serving, &stop).await;
+                if let Endpoint::Unix(path) = &endpoint {
+                    remove_own(path, identity);
+                }
+                result
+            }
+            Socket::Tcp(listener) => {
+                let serving = router
+                    .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop.clone().cancelled_owned());
+                with_grace(serving, &stop).await
+            }
+        }
+        .map_err(|source| ServeError::Serve { endpoint, source })
+    }
+}
+
+async fn with_grace(
+    serving: impl Future<Output = Result<(), tonic::transport::Error>>,
+    stop: &CancellationToken,
+) -> Result<(), tonic::transport::Error> {
+    let expired = async {
+        stop.cancelled().await;
+        tokio::time::sleep(GRACE).await;
+    };
+    tokio::select! {
+        result = serving => result,
+        () = expired => {
+            tracing::warn!("calls still in progress were cut off");
+            Ok(())
+        }
+    }
+}
+
+fn bind_unix(path: &Path) -> Result<Socket, ServeError> {
+    let length = path.as_os_str().as_bytes().len();
+    if length > MAX_SOCKET_PATH {
+        return Err(ServeError::PathTooLong { path: path.to_owned(), length });
+    }
+    check_parent(path)?;
+    remove_stale(path)?;
+    let failed = |step| move |source: io::Error| ServeError::Socket { step, path: path.to_owned(), source };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        .map_err(|errno| failed("open a socket for")(errno.into()))?;
+    let address = SocketAddrUnix::new(path).map_err(|errno| failed("address")(errno.into()))?;
+    rustix::net::bind(&socket, &address).map_err(|errno| failed("bind")(errno.into()))?;
+    // Before listen, so that at no moment a stranger can connect.
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed("set the mode of"))?;
+    rustix::net::listen(&socket, 128).map_err(|errno| failed("listen on")(errno.into()))?;
+    let metadata = std::fs::symlink_metadata(path).map_err(failed("inspect"))?;
+    let listener =
+        UnixListener::from_std(std::os::unix::net::UnixListener::from(socket)).map_err(failed("listen on"))?;
+    Ok(Socket::Unix { listener, identity: (metadata.dev(), metadata.ino()) })
+}
+
+fn check_parent(path: &Path) -> Result<(), ServeError> {
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    let failed = |source| ServeError::Parent { path: parent.to_owned(), source };
+    let metadata = std::fs::metadata(parent).map_err(failed)?;
+    if metadata.is_dir() { Ok(()) } else { Err(failed(io::ErrorKind::NotADirectory.into())) }
+}
+
+fn remove_stale(path: &Path) -> Result<(), ServeError> {
+    let failed = |step, source| ServeError::Socket { step, path: path.to_owned(), source };
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed("inspect", error)),
+        Ok(metadata) if !metadata.file_type().is_socket() => {
+            return Err(ServeError::NotASocket { path: path.to_owned() });
+        }
+        Ok(_) => {}
+    }
+    match std::os::unix::net::UnixStream::connect(path) {
+        Ok(_) => Err(ServeError::InUse { path: path.to_owned() }),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path).map_err(|source| failed("remove the stale socket", source))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(failed("ask who listens on", error)),
+    }
+}
+
+/// A successor may have taken the path over in the meantime.
+fn remove_own(path: &Path, identity: (u64, u64)) {
+    let own = std::fs::symlink_metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == identity);
+    if own && let Err(error) = std::fs::remove_file(path) {
+        tracing::debug!(path = %path.display(), %error, "socket left behind");
+    }
+}
