@@ -1,0 +1,290 @@
+//! Loop devices: a file as a block device. Owns the ioctls and the device nodes; must not create or remove the files.
+//!
+//! A device is found again by its file's identity (device and inode), never by its number, which the kernel hands to the
+//! next caller as soon as it is free.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use linux_raw_sys::loop_device as sys;
+use rustix::fs::{FileType, FlockOperation, Mode, flock, makedev, mknodat};
+use rustix::io::Errno;
+
+use crate::Access;
+use crate::mount::last_errno;
+
+const LOOP_MAJOR: u32 = 7;
+const CONTROL: &str = "/dev/loop-control";
+/// Each lost race means that another caller won a device, so this many losses in a row mean something else.
+const MOST_RACES: u32 = 512;
+
+/// A file attached as a block device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoopDevice {
+    pub path: PathBuf,
+    pub number: u32,
+    pub access: Access,
+    /// Device and inode of the file behind it.
+    pub backing: (u64, u64),
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum LoopError {
+    #[error("open the backing file {file:?}")]
+    Backing { file: PathBuf, source: io::Error },
+    #[error("lock the backing file {file:?}")]
+    Lock { file: PathBuf, source: io::Error },
+    #[error("get a free loop device from {CONTROL}")]
+    Free { source: io::Error },
+    #[error("make the device node {node:?}")]
+    Node { node: PathBuf, source: io::Error },
+    #[error("open {node:?}")]
+    Open { node: PathBuf, source: io::Error },
+    #[error("attach {file:?} to {node:?}")]
+    Configure { file: PathBuf, node: PathBuf, source: io::Error },
+    #[error("attach {file:?}: lost {MOST_RACES} races for a free device")]
+    Races { file: PathBuf },
+    #[error("{file:?} is already attached as {node:?} with other access rights")]
+    OtherAccess { file: PathBuf, node: PathBuf },
+    #[error("list loop devices in /sys/block")]
+    List { source: io::Error },
+    #[error("{what} {node:?}")]
+    Control { what: &'static str, node: PathBuf, source: io::Error },
+}
+
+/// Attaches `file` to a free loop device, with direct I/O where the file system below allows it.
+pub fn attach(file: &Path, access: Access) -> Result<LoopDevice, LoopError> {
+    attach_open(file, &open_backing(file, access)?, access)
+}
+
+/// The device `file` is attached to, attaching it if there is none. Callers racing for one file get the same device.
+pub fn attach_or_find(file: &Path, access: Access) -> Result<LoopDevice, LoopError> {
+    let backing = open_backing(file, access)?;
+    let _locked = lock(file, &backing)?;
+    match find(file)?.into_iter().next() {
+        Some(device) if device.access == access => Ok(device),
+        Some(device) => Err(LoopError::OtherAccess { file: file.into(), node: device.path }),
+        None => attach_open(file, &backing, access),
+    }
+}
+
+/// Detaches every device `file` is attached to; none is success. Excludes [`attach_or_find`] of the same file.
+pub fn detach_file(file: &Path) -> Result<(), LoopError> {
+    let _locked = match open_backing(file, Access::ReadOnly) {
+        Ok(backing) => Some(lock(file, &backing)?),
+        // A removed file can still be attached; nobody can attach it anew.
+        Err(LoopError::Backing { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
+        Err(e) => return Err(e),
+    };
+    find(file)?.iter().try_for_each(detach)
+}
+
+/// All devices attached to `file`. If the file is gone, those that were attached to it under this name.
+pub fn find(file: &Path) -> Result<Vec<LoopDevice>, LoopError> {
+    let name = crate::mountinfo::resolve_parent(file);
+    let identity = match std::fs::metadata(file) {
+        Ok(meta) => Some((meta.dev(), meta.ino())),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+        Err(source) => return Err(LoopError::Backing { file: file.into(), source }),
+    };
+    // A symbolic link to an image goes by the image's own name in /sys.
+    let name = if identity.is_some() { file.canonicalize().unwrap_or(name) } else { name };
+    let mut found = Vec::new();
+    for (number, attached) in attached()? {
+        // Opening a device delays its detachment by others: only those that can match are opened. The directory is not
+        // compared, it may look different from here than from where the file was attached.
+        let shown = attached.strip_suffix(" (deleted)").map(Path::new);
+        let candidate = match (identity, shown) {
+            (Some(_), None) => Path::new(&attached).file_name() == name.file_name(),
+            (None, Some(shown)) => shown == name,
+            _ => false,
+        };
+        if !candidate {
+            continue;
+        }
+        if let Some(device) = inspect(number)?
+            && identity.is_none_or(|identity| identity == device.backing)
+        {
+            found.push(device);
+        }
+    }
+    Ok(found)
+}
+
+/// Detaches the device, if it is still attached to the file it was attached to when found.
+pub fn detach(device: &LoopDevice) -> Result<(), LoopError> {
+    let opened = match File::open(&device.path) {
+        Ok(opened) => opened,
+        Err(e) if is_gone(&e) => return Ok(()),
+        Err(source) => return Err(LoopError::Open { node: device.path.clone(), source }),
+    };
+    match status(&opened) {
+        Ok(info) if (info.lo_device, info.lo_inode) == device.backing => {}
+        Ok(_) | Err(Errno::NXIO) => return Ok(()),
+        Err(e) => return Err(device.error("inspect", e)),
+    }
+    match ioctl_value(&opened, sys::LOOP_CLR_FD, 0) {
+        Ok(_) | Err(Errno::NXIO) => Ok(()),
+        Err(e) => Err(device.error("detach", e)),
+    }
+}
+
+/// Makes the device as large as its file has become.
+pub fn set_capacity(device: &LoopDevice) -> Result<(), LoopError> {
+    let opened = File::open(&device.path).map_err(|source| LoopError::Open { node: device.path.clone(), source })?;
+    ioctl_value(&opened, sys::LOOP_SET_CAPACITY, 0).map(drop).map_err(|e| device.error("resize", e))
+}
+
+impl LoopDevice {
+    fn error(&self, what: &'static str, errno: Errno) -> LoopError {
+        LoopError::Control { what, node: self.path.clone(), source: errno.into() }
+    }
+}
+
+fn open_backing(file: &Path, access: Access) -> Result<File, LoopError> {
+    OpenOptions::new()
+        .read(true)
+        .write(!access.read_only())
+        .open(file)
+        .map_err(|source| LoopError::Backing { file: file.into(), source })
+}
+
+/// Holds an exclusive lock on the image until the returned file is closed.
+fn lock(file: &Path, backing: &File) -> Result<File, LoopError> {
+    // Through an open file of its own: the loop driver keeps the one it is given, and would keep the lock with it.
+    let error = |source| LoopError::Lock { file: file.into(), source };
+    let locked = File::open(format!("/proc/self/fd/{}", backing.as_raw_fd())).map_err(error)?;
+    flock(&locked, FlockOperation::LockExclusive).map_err(|e| error(e.into()))?;
+    Ok(locked)
+}
+
+fn attach_open(file: &Path, backing: &File, access: Access) -> Result<LoopDevice, LoopError> {
+    let meta = backing.metadata().map_err(|source| LoopError::Backing { file: file.into(), source })?;
+    let control =
+        OpenOptions::new().read(true).write(true).open(CONTROL).map_err(|source| LoopError::Free { source })?;
+    let mut config = configuration(file, backing, access);
+    for race in 0..MOST_RACES {
+        let number =
+            ioctl_value(&control, sys::LOOP_CTL_GET_FREE, 0).map_err(|e| LoopError::Free { source: e.into() })?;
+        let node = node(number)?;
+        let device = match OpenOptions::new().read(true).write(true).open(&node) {
+            Ok(device) => device,
+            // Removed again between the two calls.
+            Err(e) if is_gone(&e) => continue,
+            Err(source) => return Err(LoopError::Open { node, source }),
+        };
+        match configure(&device, &config) {
+            Ok(()) => return Ok(LoopDevice { path: node, number, access, backing: (meta.dev(), meta.ino()) }),
+            Err(Errno::BUSY) => std::thread::sleep(Duration::from_micros(50 * u64::from(race.min(20)))),
+            Err(Errno::INVAL) if config.info.lo_flags & sys::LO_FLAGS_DIRECT_IO as u32 != 0 => {
+                config.info.lo_flags &= !(sys::LO_FLAGS_DIRECT_IO as u32);
+            }
+            Err(e) => return Err(LoopError::Configure { file: file.into(), node, source: e.into() }),
+        }
+    }
+    Err(LoopError::Races { file: file.into() })
+}
+
+fn configuration(file: &Path, backing: &File, access: Access) -> sys::loop_config {
+    // SAFETY: loop_config is a C struct of integers and integer arrays, for which all zeroes is a valid value.
+    let mut config: sys::loop_config = unsafe { std::mem::zeroed() };
+    config.fd = backing.as_raw_fd() as u32;
+    config.info.lo_flags = sys::LO_FLAGS_DIRECT_IO as u32;
+    if access.read_only() {
+        config.info.lo_flags |= sys::LO_FLAGS_READ_ONLY as u32;
+    }
+    // Only for people who look with losetup; the last byte stays zero.
+    let name = file.as_os_str().as_encoded_bytes();
+    let room = config.info.lo_file_name.len() - 1;
+    for (to, from) in config.info.lo_file_name.iter_mut().take(room).zip(name) {
+        *to = *from;
+    }
+    config
+}
+
+/// The device node of loop device `number`, made if no one else makes them here.
+fn node(number: u32) -> Result<PathBuf, LoopError> {
+    let node = PathBuf::from(format!("/dev/loop{number}"));
+    let device = makedev(LOOP_MAJOR, number);
+    match std::fs::metadata(&node) {
+        Ok(meta) if meta.file_type().is_block_device() && meta.rdev() == device => return Ok(node),
+        Ok(_) => {
+            let source = io::Error::other("something else is there");
+            return Err(LoopError::Node { node, source });
+        }
+        Err(_) => {}
+    }
+    match mknodat(rustix::fs::CWD, &node, FileType::BlockDevice, Mode::from_raw_mode(0o660), device) {
+        Ok(()) | Err(Errno::EXIST) => Ok(node),
+        Err(e) => Err(LoopError::Node { node, source: e.into() }),
+    }
+}
+
+/// Number and backing file of every attached device, as /sys tells it.
+fn attached() -> Result<Vec<(u32, String)>, LoopError> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir("/sys/block").map_err(|source| LoopError::List { source })? {
+        let entry = entry.map_err(|source| LoopError::List { source })?;
+        let name = entry.file_name();
+        let Some(number) = name.to_str().and_then(|n| n.strip_prefix("loop")).and_then(|n| n.parse().ok()) else {
+            continue;
+        };
+        // Absent while nothing is attached.
+        if let Ok(file) = std::fs::read(entry.path().join("loop/backing_file")) {
+            all.push((number, String::from_utf8_lossy(&file).trim_end_matches('\n').to_owned()));
+        }
+    }
+    all.sort();
+    Ok(all)
+}
+
+fn inspect(number: u32) -> Result<Option<LoopDevice>, LoopError> {
+    let node = node(number)?;
+    // Read-only and non-exclusive: looking must not disturb.
+    let opened = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&node) {
+        Ok(opened) => opened,
+        Err(e) if is_gone(&e) => return Ok(None),
+        Err(source) => return Err(LoopError::Open { node, source }),
+    };
+    match status(&opened) {
+        Ok(info) => {
+            let read_only = info.lo_flags & sys::LO_FLAGS_READ_ONLY as u32 != 0;
+            let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
+            Ok(Some(LoopDevice { path: node, number, access, backing: (info.lo_device, info.lo_inode) }))
+        }
+        Err(Errno::NXIO) => Ok(None),
+        Err(e) => Err(LoopError::Control { what: "inspect", node, source: e.into() }),
+    }
+}
+
+fn is_gone(e: &io::Error) -> bool {
+    matches!(e.raw_os_error(), Some(libc::ENXIO | libc::ENODEV | libc::ENOENT))
+}
+
+fn status(device: &File) -> Result<sys::loop_info64, Errno> {
+    // SAFETY: loop_info64 is a C struct of integers and integer arrays, for which all zeroes is a valid value.
+    let mut info: sys::loop_info64 = unsafe { std::mem::zeroed() };
+    // SAFETY: the fd is open, and LOOP_GET_STATUS64 writes exactly one loop_info64 to the pointer, which is valid for that.
+    let result = unsafe { libc::ioctl(device.as_raw_fd(), sys::LOOP_GET_STATUS64 as libc::Ioctl, &raw mut info) };
+    if result == 0 { Ok(info) } else { Err(last_errno()) }
+}
+
+fn configure(device: &File, config: &sys::loop_config) -> Result<(), Errno> {
+    // SAFETY: the fd is open, and LOOP_CONFIGURE reads exactly one loop_config from the pointer; the backing fd named in it
+    // is open for the length of the call, after which the kernel holds its own reference.
+    let result = unsafe {
+        libc::ioctl(device.as_fd().as_raw_fd(), sys::LOOP_CONFIGURE as libc::Ioctl, std::ptr::from_ref(config))
+    };
+    if result == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
+/// The loop ioctls that take a number, or nothing, and return a number.
+fn ioctl_value(device: &File, request: u32, argument: libc::c_ulong) -> Result<u32, Errno> {
+    // SAFETY: the fd is open; the requests passed here take their argument by value and touch no memory of ours.
+    let result = unsafe { libc::ioctl(device.as_raw_fd(), request as libc::Ioctl, argument) };
+    u32::try_from(result).map_err(|_| last_errno())
+}
