@@ -1,0 +1,270 @@
+//! Client and server over real sockets: restarts, deadlines, socket set-up, and what is never printed.
+use std::{
+    collections::HashMap,
+    os::unix::fs::{FileTypeExt, PermissionsExt},
+    path::Path,
+    time::Duration,
+};
+
+use cleat_csi::{
+    Class, Client, Code, Endpoint, RegistrationClient,
+    registration::{self, registration_server},
+    server::{self, ServeError},
+    v1::{self, controller_server, identity_server},
+};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, service::Routes};
+
+/// Answers with the name it was given; hangs on CreateVolume.
+#[derive(Clone)]
+struct Fake {
+    name: &'static str,
+}
+
+#[tonic::async_trait]
+impl identity_server::Identity for Fake {
+    async fn get_plugin_info(
+        &self,
+        _: Request<v1::GetPluginInfoRequest>,
+    ) -> Result<Response<v1::GetPluginInfoResponse>, Status> {
+        let (name, vendor_version) = (self.name.to_owned(), "1".to_owned());
+        Ok(Response::new(v1::GetPluginInfoResponse { name, vendor_version, ..Default::default() }))
+    }
+
+    async fn get_plugin_capabilities(
+        &self,
+        _: Request<v1::GetPluginCapabilitiesRequest>,
+    ) -> Result<Response<v1::GetPluginCapabilitiesResponse>, Status> {
+        Err(Status::failed_precondition("not yet"))
+    }
+
+    async fn probe(&self, _: Request<v1::ProbeRequest>) -> Result<Response<v1::ProbeResponse>, Status> {
+        Ok(Response::new(v1::ProbeResponse { ready: None }))
+    }
+}
+
+macro_rules! unimplemented_controller {
+    ($($function:ident($request:ident) -> $response:ident;)*) => {
+        #[tonic::async_trait]
+        impl controller_server::Controller for Fake {
+            async fn create_volume(&self, _: Request<v1::CreateVolumeRequest>) -> Result<Response<v1::CreateVolumeResponse>, Status> {
+                std::future::pending().await
+            }
+            $(async fn $function(&self, _: Request<v1::$request>) -> Result<Response<v1::$response>, Status> {
+                Err(Status::unimplemented("fake"))
+            })*
+        }
+    };
+}
+
+unimplemented_controller! {
+    delete_volume(DeleteVolumeRequest) -> DeleteVolumeResponse;
+    controller_publish_volume(ControllerPublishVolumeRequest) -> ControllerPublishVolumeResponse;
+    controller_unpublish_volume(ControllerUnpublishVolumeRequest) -> ControllerUnpublishVolumeResponse;
+    validate_volume_capabilities(ValidateVolumeCapabilitiesRequest) -> ValidateVolumeCapabilitiesResponse;
+    list_volumes(ListVolumesRequest) -> ListVolumesResponse;
+    get_capacity(GetCapacityRequest) -> GetCapacityResponse;
+    controller_get_capabilities(ControllerGetCapabilitiesRequest) -> ControllerGetCapabilitiesResponse;
+    create_snapshot(CreateSnapshotRequest) -> CreateSnapshotResponse;
+    delete_snapshot(DeleteSnapshotRequest) -> DeleteSnapshotResponse;
+    list_snapshots(ListSnapshotsRequest) -> ListSnapshotsResponse;
+    get_snapshot(GetSnapshotRequest) -> GetSnapshotResponse;
+    controller_expand_volume(ControllerExpandVolumeRequest) -> ControllerExpandVolumeResponse;
+    controller_get_volume(ControllerGetVolumeRequest) -> ControllerGetVolumeResponse;
+    controller_modify_volume(ControllerModifyVolumeRequest) -> ControllerModifyVolumeResponse;
+}
+
+#[tonic::async_trait]
+impl registration_server::Registration for Fake {
+    async fn get_info(
+        &self,
+        _: Request<registration::InfoRequest>,
+    ) -> Result<Response<registration::PluginInfo>, Status> {
+        Ok(Response::new(registration::PluginInfo {
+            r#type: registration::CSI_PLUGIN.to_owned(),
+            name: self.name.to_owned(),
+            endpoint: "/run/csi.sock".to_owned(),
+            supported_versions: vec!["1.0.0".to_owned()],
+        }))
+    }
+
+    async fn notify_registration_status(
+        &self,
+        request: Request<registration::RegistrationStatus>,
+    ) -> Result<Response<registration::RegistrationStatusResponse>, Status> {
+        let status = request.into_inner();
+        assert_eq!((status.plugin_registered, status.error.as_str()), (false, "no such driver"));
+        Ok(Response::new(registration::RegistrationStatusResponse {}))
+    }
+}
+
+struct Running {
+    stop: CancellationToken,
+    served: JoinHandle<Result<(), ServeError>>,
+}
+
+async fn start(endpoint: &Endpoint, name: &'static str) -> Running {
+    let fake = Fake { name };
+    let mut routes = Routes::builder();
+    routes
+        .add_service(identity_server::IdentityServer::new(fake.clone()))
+        .add_service(controller_server::ControllerServer::new(fake.clone()))
+        .add_service(registration_server::RegistrationServer::new(fake));
+    let stop = CancellationToken::new();
+    let listener = server::bind(endpoint).await.unwrap();
+    let served = tokio::spawn(listener.serve(routes.routes(), stop.clone()));
+    Running { stop, served }
+}
+
+impl Running {
+    async fn stop(self) {
+        self.stop.cancel();
+        self.served.await.unwrap().unwrap();
+    }
+}
+
+fn socket_in(directory: &Path) -> Endpoint {
+    Endpoint::unix(directory.join("csi.sock"))
+}
+
+#[tokio::test]
+async fn calls_cross_the_socket_and_survive_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let endpoint = socket_in(directory.path());
+    let client = Client::new(endpoint.clone());
+
+    let error = client.get_plugin_info().await.unwrap_err();
+    assert_eq!((error.code(), error.class()), (Code::Unavailable, Class::Transient), "{error}");
+
+    let first = start(&endpoint, "first").await;
+    assert_eq!(client.get_plugin_info().await.unwrap().name, "first");
+    let error = client.get_plugin_capabilities().await.unwrap_err();
+    assert_eq!(error.to_string(), "rpc error: code = FailedPrecondition desc = not yet");
+    first.stop().await;
+
+    assert!(!directory.path().join("csi.sock").exists(), "a clean stop removes the socket");
+    assert_eq!(client.get_plugin_info().await.unwrap_err().code(), Code::Unavailable);
+
+    let second = start(&endpoint, "second").await;
+    assert_eq!(client.get_plugin_info().await.unwrap().name, "second");
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn wait_ready_outlasts_a_driver_that_is_slow_to_start() {
+    let directory = tempfile::tempdir().unwrap();
+    let endpoint = socket_in(directory.path());
+    let waiting = tokio::spawn({
+        let client = Client::new(endpoint.clone());
+        async move { client.wait_ready(Duration::from_secs(30)).await }
+    });
+    tokio::task::yield_now().await;
+    let running = start(&endpoint, "slow").await;
+    waiting.await.unwrap().unwrap();
+    running.stop().await;
+    let late = Client::new(endpoint).wait_ready(Duration::from_millis(20)).await.unwrap_err();
+    assert_eq!(late.code(), Code::Unavailable);
+}
+
+#[tokio::test]
+async fn a_call_past_its_deadline_is_uncertain() {
+    let directory = tempfile::tempdir().unwrap();
+    let endpoint = socket_in(directory.path());
+    let running = start(&endpoint, "hangs").await;
+    let client = Client::new(endpoint).with_deadline(Duration::from_millis(50));
+    let error = client.create_volume(v1::CreateVolumeRequest::default()).await.unwrap_err();
+    assert_eq!((error.code(), error.class()), (Code::DeadlineExceeded, Class::Uncertain), "{error}");
+    assert_eq!(client.delete_volume(v1::DeleteVolumeRequest::default()).await.unwrap_err().code(), Code::Unimplemented);
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_driver_that_dies_during_a_call_is_unavailable() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("csi.sock");
+    let listener = tokio::net::UnixListener::bind(&path).unwrap();
+    let client = Client::new(Endpoint::unix(&path));
+    let call = tokio::spawn(async move { client.create_volume(v1::CreateVolumeRequest::default()).await });
+    drop(listener.accept().await.unwrap());
+    let error = call.await.unwrap().unwrap_err();
+    assert_eq!((error.code(), error.class()), (Code::Unavailable, Class::Uncertain), "{error}");
+}
+
+#[tokio::test]
+async fn tcp_endpoints_work_too() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let endpoint = Endpoint::parse(&format!("tcp://127.0.0.1:{port}")).unwrap();
+    let running = start(&endpoint, "tcp").await;
+    assert_eq!(Client::new(endpoint).get_plugin_info().await.unwrap().name, "tcp");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn registration_round_trip() {
+    let directory = tempfile::tempdir().unwrap();
+    let running = start(&socket_in(directory.path()), "block.cleat.dev").await;
+    let client = RegistrationClient::new(directory.path().join("csi.sock"));
+    let info = client.get_info().await.unwrap();
+    assert_eq!((info.r#type.as_str(), info.name.as_str()), ("CSIPlugin", "block.cleat.dev"));
+    client.notify(Err("no such driver".to_owned())).await.unwrap();
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn only_an_abandoned_socket_is_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("csi.sock");
+    let endpoint = Endpoint::unix(&path);
+
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    let running = start(&endpoint, "replaces").await;
+    let metadata = std::fs::symlink_metadata(&path).unwrap();
+    assert!(metadata.file_type().is_socket());
+    assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
+
+    assert!(matches!(server::bind(&endpoint).await, Err(ServeError::InUse { .. })));
+    assert_eq!(Client::new(endpoint.clone()).get_plugin_info().await.unwrap().name, "replaces");
+    running.stop().await;
+
+    std::fs::write(&path, "data").unwrap();
+    assert!(matches!(server::bind(&endpoint).await, Err(ServeError::NotASocket { .. })));
+    assert_eq!(std::fs::read(&path).unwrap(), b"data");
+
+    let missing = Endpoint::unix(directory.path().join("absent/csi.sock"));
+    assert!(matches!(server::bind(&missing).await, Err(ServeError::Parent { .. })));
+    let under_file = Endpoint::unix(path.join("csi.sock"));
+    assert!(matches!(server::bind(&under_file).await, Err(ServeError::Parent { .. })));
+    let long = Endpoint::unix(directory.path().join("x".repeat(108)));
+    let error = server::bind(&long).await.err().unwrap();
+    assert!(error.to_string().contains("107"), "{error}");
+}
+
+#[test]
+fn debug_output_holds_no_secret() {
+    let secrets = || HashMap::from([("password".to_owned(), "hunter2".to_owned())]);
+    let tokens = || {
+        HashMap::from([
+            ("csi.storage.k8s.io/serviceAccount.tokens".to_owned(), "hunter2".to_owned()),
+            ("fsType".to_owned(), "xfs".to_owned()),
+        ])
+    };
+    let publish =
+        v1::NodePublishVolumeRequest { secrets: secrets(), volume_context: tokens(), ..Default::default() };
+    let shown = format!("{publish:?} {publish:#?}");
+    assert!(shown.contains("fsType") && shown.contains("xfs") && shown.contains("password"), "{shown}");
+    for shown in [
+        shown,
+        format!("{:?}", v1::CreateVolumeRequest { secrets: secrets(), ..Default::default() }),
+        format!("{:?}", v1::DeleteVolumeRequest { secrets: secrets(), ..Default::default() }),
+        format!("{:?}", v1::ControllerPublishVolumeRequest { secrets: secrets(), ..Default::default() }),
+        format!("{:?}", v1::NodeStageVolumeRequest { secrets: secrets(), ..Default::default() }),
+        format!("{:?}", v1::NodeExpandVolumeRequest { secrets: secrets(), ..Default::default() }),
+        format!("{:?}", v1::CreateSnapshotRequest { secrets: secrets(), ..Default::default() }),
+        format!("{:?}", v1::GetMetadataDeltaRequest { secrets: secrets(), ..Default::default() }),
+        format!("{:?}", Request::new(v1::CreateVolumeRequest { secrets: secrets(), ..Default::default() })),
+    ] {
+        assert!(!shown.contains("hunter2"), "{shown}");
+        assert!(shown.contains("redacted"), "{shown}");
+    }
+}
