@@ -12,7 +12,7 @@ use std::fmt;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use source::Source;
 
@@ -42,6 +42,7 @@ pub(crate) fn run(root: &Path) -> Result<ExitCode> {
 /// Prints every violation; true when there is none.
 pub(crate) fn report(root: &Path) -> Result<bool> {
     let files = read_tree(root)?;
+    ensure!(!files.is_empty(), "no Rust files under {}", root.display());
     let violations = check(&files);
     for violation in &violations {
         println!("{violation}");
