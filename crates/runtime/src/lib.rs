@@ -1,1 +1,19 @@
-//! Placeholder.
+//! What a controller is made of: shared caches, a keyed work queue, a clock and an event recorder.
+//!
+//! Nothing here knows what a volume is. Everything goes through `kube::Client`, so it works the same on the embedded
+//! API server, on a remote one and on a real Kubernetes cluster.
+
+pub mod cache;
+pub mod caches;
+pub mod clock;
+pub mod events;
+pub mod queue;
+pub mod work;
+pub mod write;
+
+pub use cache::{Cache, Change, Index};
+pub use caches::Caches;
+pub use clock::{Clock, SystemClock};
+pub use events::{EventType, Recorder};
+pub use queue::{Backoff, Queue};
+pub use work::{Outcome, work};

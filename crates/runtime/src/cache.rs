@@ -1,0 +1,348 @@
+//! One kind's objects, kept current by a watch and shared by everyone in the process.
+//!
+//! A cache answers reads from memory, tells subscribers of each change, and keeps the indexes controllers ask for.
+//! It gives read-your-writes: a component hands the server's reply to [`Cache::observe_write`], and no later read
+//! shows an older state. It never decides anything.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use cleat_api::Key;
+use cleat_api::key::Meta as _;
+use futures::{Stream, StreamExt as _};
+use kube::Resource;
+use kube::runtime::watcher;
+use parking_lot::RwLock;
+use tokio::sync::watch;
+use tracing::{debug, warn};
+
+/// What happened to one object. On a relist, objects that vanished are `Deleted` like any other.
+#[derive(Debug)]
+pub enum Change<K> {
+    Applied { old: Option<Arc<K>>, new: Arc<K> },
+    Deleted(Arc<K>),
+}
+
+impl<K> Change<K> {
+    /// The object concerned, in its newest form.
+    pub fn object(&self) -> &Arc<K> {
+        match self {
+            Self::Applied { new, .. } => new,
+            Self::Deleted(last) => last,
+        }
+    }
+}
+
+impl<K> Clone for Change<K> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Applied { old, new } => Self::Applied { old: old.clone(), new: new.clone() },
+            Self::Deleted(last) => Self::Deleted(last.clone()),
+        }
+    }
+}
+
+type Subscriber<K> = Arc<dyn Fn(&Change<K>) + Send + Sync>;
+type Extract<K> = Box<dyn Fn(&K) -> Vec<String> + Send + Sync>;
+
+pub struct Cache<K>(Arc<Shared<K>>);
+
+impl<K> Clone for Cache<K> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+struct Shared<K> {
+    state: RwLock<State<K>>,
+    synced: watch::Sender<bool>,
+}
+
+struct State<K> {
+    objects: HashMap<Key, Arc<K>>,
+    /// The highest revision the watch delivered: a reply at or below it is old news.
+    seen: u64,
+    indexes: Vec<IndexState<K>>,
+    subscribers: Vec<Subscriber<K>>,
+}
+
+struct IndexState<K> {
+    extract: Extract<K>,
+    keys: HashMap<String, HashSet<Key>>,
+}
+
+impl<K> Default for Cache<K> {
+    fn default() -> Self {
+        let state = State { objects: HashMap::new(), seen: 0, indexes: Vec::new(), subscribers: Vec::new() };
+        Self(Arc::new(Shared { state: RwLock::new(state), synced: watch::Sender::new(false) }))
+    }
+}
+
+impl<K> Cache<K>
+where
+    K: Resource + Debug + Send + Sync + 'static,
+{
+    pub fn get(&self, key: &Key) -> Option<Arc<K>> {
+        self.0.state.read().objects.get(key).cloned()
+    }
+
+    /// A cluster-scoped object by name.
+    pub fn named(&self, name: &str) -> Option<Arc<K>> {
+        self.get(&Key::cluster(name))
+    }
+
+    pub fn all(&self) -> Vec<Arc<K>> {
+        self.0.state.read().objects.values().cloned().collect()
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.state.read().objects.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns once the first complete list has arrived.
+    pub async fn synced(&self) {
+        let mut synced = self.0.synced.subscribe();
+        // The sender lives in `self`, so the channel cannot close under us.
+        let _ = synced.wait_for(|s| *s).await;
+    }
+
+    pub fn is_synced(&self) -> bool {
+        *self.0.synced.borrow()
+    }
+
+    /// Calls `subscriber` for every object already here, then for every change. It runs on the watch task: it must
+    /// only note what to do (put a key on a queue), never wait and never read this cache.
+    pub fn subscribe(&self, subscriber: impl Fn(&Change<K>) + Send + Sync + 'static) {
+        let mut state = self.0.state.write();
+        for object in state.objects.values() {
+            subscriber(&Change::Applied { old: None, new: object.clone() });
+        }
+        state.subscribers.push(Arc::new(subscriber));
+    }
+
+    /// Keeps objects findable by the strings that `extract` gives for each.
+    pub fn index(&self, extract: impl Fn(&K) -> Vec<String> + Send + Sync + 'static) -> Index<K> {
+        let mut state = self.0.state.write();
+        let mut index = IndexState { extract: Box::new(extract), keys: HashMap::new() };
+        for (key, object) in &state.objects {
+            index.insert(key, object);
+        }
+        state.indexes.push(index);
+        Index { cache: self.clone(), position: state.indexes.len() - 1 }
+    }
+
+    /// Takes in the server's reply to a write of our own, before the watch brings it.
+    pub fn observe_write(&self, object: K) {
+        let revision = object.meta().revision();
+        let mut state = self.0.state.write();
+        if revision <= state.seen {
+            return;
+        }
+        let key = Key::of(object.meta());
+        if state.objects.get(&key).is_some_and(|o| o.meta().revision() >= revision) {
+            return;
+        }
+        state.apply(key, Arc::new(object));
+    }
+
+    /// Follows `events` until the stream ends. Watch errors are retried by the stream itself.
+    pub(crate) async fn follow(
+        self,
+        kind: &'static str,
+        events: impl Stream<Item = watcher::Result<watcher::Event<K>>>,
+    ) {
+        let mut events = std::pin::pin!(events);
+        let mut listed: HashSet<Key> = HashSet::new();
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(watcher::Event::Init) => listed.clear(),
+                Ok(watcher::Event::InitApply(object)) => {
+                    listed.insert(Key::of(object.meta()));
+                    self.arrived(object);
+                }
+                Ok(watcher::Event::InitDone) => {
+                    self.forget_all_but(&listed);
+                    listed = HashSet::new();
+                    self.0.synced.send_replace(true);
+                    debug!(kind, objects = self.len(), "cache synced");
+                }
+                Ok(watcher::Event::Apply(object)) => self.arrived(object),
+                Ok(watcher::Event::Delete(object)) => self.departed(&object),
+                Err(error) => warn!(kind, %error, "watch interrupted; it will be resumed"),
+            }
+        }
+    }
+
+    fn arrived(&self, object: K) {
+        let revision = object.meta().revision();
+        let key = Key::of(object.meta());
+        let mut state = self.0.state.write();
+        state.seen = state.seen.max(revision);
+        // Our own write may be ahead of the watch; its event then is an older state or the same.
+        if state.objects.get(&key).is_some_and(|o| revision != 0 && o.meta().revision() >= revision) {
+            return;
+        }
+        state.apply(key, Arc::new(object));
+    }
+
+    fn departed(&self, object: &K) {
+        let mut state = self.0.state.write();
+        state.seen = state.seen.max(object.meta().revision());
+        state.remove(&Key::of(object.meta()));
+    }
+
+    fn forget_all_but(&self, listed: &HashSet<Key>) {
+        let mut state = self.0.state.write();
+        let gone: Vec<Key> = state.objects.keys().filter(|k| !listed.contains(k)).cloned().collect();
+        for key in gone {
+            state.remove(&key);
+        }
+    }
+}
+
+impl<K> State<K> {
+    fn apply(&mut self, key: Key, new: Arc<K>) {
+        let old = self.objects.insert(key.clone(), new.clone());
+        for index in &mut self.indexes {
+            if let Some(old) = &old {
+                index.remove(&key, old);
+            }
+            index.insert(&key, &new);
+        }
+        self.tell(&Change::Applied { old, new });
+    }
+
+    fn remove(&mut self, key: &Key) {
+        if let Some(old) = self.objects.remove(key) {
+            for index in &mut self.indexes {
+                index.remove(key, &old);
+            }
+            self.tell(&Change::Deleted(old));
+        }
+    }
+
+    fn tell(&self, change: &Change<K>) {
+        for subscriber in &self.subscribers {
+            subscriber(change);
+        }
+    }
+}
+
+impl<K> IndexState<K> {
+    fn insert(&mut self, key: &Key, object: &K) {
+        for term in (self.extract)(object) {
+            self.keys.entry(term).or_default().insert(key.clone());
+        }
+    }
+
+    fn remove(&mut self, key: &Key, object: &K) {
+        for term in (self.extract)(object) {
+            if let Some(keys) = self.keys.get_mut(&term) {
+                keys.remove(key);
+                if keys.is_empty() {
+                    self.keys.remove(&term);
+                }
+            }
+        }
+    }
+}
+
+/// A second way to find the objects of a cache.
+pub struct Index<K> {
+    cache: Cache<K>,
+    position: usize,
+}
+
+impl<K> Clone for Index<K> {
+    fn clone(&self) -> Self {
+        Self { cache: self.cache.clone(), position: self.position }
+    }
+}
+
+impl<K> Index<K> {
+    pub fn get(&self, term: &str) -> Vec<Arc<K>> {
+        let state = self.cache.0.state.read();
+        let keys = state.indexes[self.position].keys.get(term);
+        keys.into_iter().flatten().filter_map(|key| state.objects.get(key).cloned()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cleat_api::build;
+    use futures::stream;
+    use k8s_openapi::api::core::v1::Pod;
+    use parking_lot::Mutex;
+
+    fn pod(name: &str, revision: u64, node: &str) -> Pod {
+        let mut pod = build::pod("ns", name, node, &[]);
+        pod.metadata.resource_version = Some(revision.to_string());
+        pod
+    }
+
+    fn key(name: &str) -> Key {
+        Key::namespaced("ns", name)
+    }
+
+    async fn feed(cache: &Cache<Pod>, events: Vec<watcher::Event<Pod>>) {
+        cache.clone().follow("pods", stream::iter(events.into_iter().map(Ok))).await;
+    }
+
+    use watcher::Event::{Apply, Delete, Init, InitApply, InitDone};
+
+    #[tokio::test]
+    async fn a_relist_removes_what_it_does_not_show() {
+        let cache = Cache::default();
+        feed(&cache, vec![Init, InitApply(pod("a", 1, "")), InitApply(pod("b", 2, "")), InitDone]).await;
+        assert!(cache.is_synced());
+        feed(&cache, vec![Init, InitApply(pod("b", 2, "")), InitDone]).await;
+        assert!(cache.get(&key("a")).is_none());
+        assert!(cache.get(&key("b")).is_some());
+    }
+
+    #[tokio::test]
+    async fn an_own_write_is_visible_at_once_and_an_older_event_does_not_undo_it() {
+        let cache = Cache::default();
+        feed(&cache, vec![Apply(pod("a", 5, ""))]).await;
+        cache.observe_write(pod("a", 7, "n1"));
+        feed(&cache, vec![Apply(pod("a", 6, ""))]).await;
+        assert_eq!(cache.get(&key("a")).unwrap().metadata.revision(), 7);
+        feed(&cache, vec![Apply(pod("a", 8, "n2"))]).await;
+        assert_eq!(cache.get(&key("a")).unwrap().metadata.revision(), 8);
+    }
+
+    #[tokio::test]
+    async fn a_late_reply_does_not_bring_back_a_deleted_object() {
+        let cache = Cache::default();
+        feed(&cache, vec![Apply(pod("a", 5, "")), Delete(pod("a", 9, ""))]).await;
+        cache.observe_write(pod("a", 7, "n1"));
+        assert!(cache.get(&key("a")).is_none());
+    }
+
+    #[tokio::test]
+    async fn indexes_follow_the_objects() {
+        let cache = Cache::default();
+        feed(&cache, vec![Apply(pod("a", 1, "n1"))]).await;
+        let by_node = cache.index(|p: &Pod| p.spec.iter().filter_map(|s| s.node_name.clone()).collect());
+        feed(&cache, vec![Apply(pod("b", 2, "n1")), Apply(pod("a", 3, "n2")), Delete(pod("b", 4, "n1"))]).await;
+        assert!(by_node.get("n1").is_empty());
+        assert_eq!(by_node.get("n2").len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_late_subscriber_hears_of_what_is_already_there() {
+        let cache = Cache::default();
+        feed(&cache, vec![Apply(pod("a", 1, ""))]).await;
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let sink = heard.clone();
+        cache.subscribe(move |change| sink.lock().push(change.object().metadata.revision()));
+        feed(&cache, vec![Apply(pod("a", 2, ""))]).await;
+        assert_eq!(*heard.lock(), [1, 2]);
+    }
+}

@@ -1,0 +1,72 @@
+//! One reflector per kind per process, started when somebody first asks for the kind.
+//!
+//! The watch machinery is generic and heavy to compile, so it is instantiated here, once for each kind, and nowhere
+//! else.
+
+use std::fmt::Debug;
+use std::sync::{Arc, OnceLock};
+
+use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, StorageClass, VolumeAttachment};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
+use tokio_util::sync::CancellationToken;
+
+use crate::cache::Cache;
+
+#[derive(Clone)]
+pub struct Caches(Arc<Shared>);
+
+struct Shared {
+    client: Client,
+    stop: CancellationToken,
+    pods: OnceLock<Cache<Pod>>,
+    nodes: OnceLock<Cache<Node>>,
+    claims: OnceLock<Cache<PersistentVolumeClaim>>,
+    volumes: OnceLock<Cache<PersistentVolume>>,
+    classes: OnceLock<Cache<StorageClass>>,
+    drivers: OnceLock<Cache<CSIDriver>>,
+    csi_nodes: OnceLock<Cache<CSINode>>,
+    attachments: OnceLock<Cache<VolumeAttachment>>,
+}
+
+macro_rules! kinds {
+    ($($field:ident: $kind:ty, $name:literal;)*) => {
+        impl Caches {
+            pub fn new(client: Client, stop: CancellationToken) -> Self {
+                Self(Arc::new(Shared { client, stop, $($field: OnceLock::new()),* }))
+            }
+
+            $(pub fn $field(&self) -> Cache<$kind> {
+                self.0.$field.get_or_init(|| start::<$kind>(&self.0, $name)).clone()
+            })*
+        }
+    };
+}
+
+kinds! {
+    pods: Pod, "pods";
+    nodes: Node, "nodes";
+    claims: PersistentVolumeClaim, "persistentvolumeclaims";
+    volumes: PersistentVolume, "persistentvolumes";
+    classes: StorageClass, "storageclasses";
+    drivers: CSIDriver, "csidrivers";
+    csi_nodes: CSINode, "csinodes";
+    attachments: VolumeAttachment, "volumeattachments";
+}
+
+fn start<K>(shared: &Shared, name: &'static str) -> Cache<K>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+{
+    let cache = Cache::default();
+    let events = watcher(Api::<K>::all(shared.client.clone()), watcher::Config::default())
+        .default_backoff()
+        // Nobody reads the managed fields, and they outweigh the rest of the object.
+        .modify(|object| object.meta_mut().managed_fields = None)
+        .take_until(shared.stop.clone().cancelled_owned());
+    tokio::spawn(cache.clone().follow(name, events));
+    cache
+}

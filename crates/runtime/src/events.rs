@@ -1,0 +1,170 @@
+//! Events for people: recorded in the background, repeated ones counted on one object.
+//!
+//! Recording never delays and never fails a reconcile. When the server cannot keep up, events are dropped.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cleat_api::Key;
+use cleat_api::names::sha256_hex;
+use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::{Client, Resource};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tracing::debug;
+
+use crate::clock::Clock;
+use crate::write::{self, Part};
+
+const WAITING_AT_MOST: usize = 4096;
+/// A repeated event is written at most this often; what happens in between is added to the next count.
+const REPEAT_EVERY: Duration = Duration::from_secs(5);
+/// How many different events are remembered for counting.
+const REMEMBERED: usize = 4096;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EventType {
+    Normal,
+    Warning,
+}
+
+impl EventType {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Normal => "Normal",
+            Self::Warning => "Warning",
+        }
+    }
+}
+
+struct Note {
+    about: ObjectReference,
+    kind: EventType,
+    reason: String,
+    message: String,
+    at: Time,
+}
+
+/// Records events in the name of one component.
+#[derive(Clone)]
+pub struct Recorder {
+    notes: mpsc::Sender<Note>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Recorder {
+    /// Must be called on a tokio runtime: the writing happens in a task that ends with the last recorder.
+    pub fn new(client: Client, component: &str, clock: Arc<dyn Clock>) -> Self {
+        let (notes, inbox) = mpsc::channel(WAITING_AT_MOST);
+        tokio::spawn(Writer { client, component: component.to_owned(), known: HashMap::new() }.run(inbox));
+        Self { notes, clock }
+    }
+
+    pub fn event<K: Resource<DynamicType = ()>>(
+        &self,
+        about: &K,
+        kind: EventType,
+        reason: &str,
+        message: impl Into<String>,
+    ) {
+        let note = Note {
+            about: about.object_ref(&()),
+            kind,
+            reason: reason.to_owned(),
+            message: message.into(),
+            at: self.clock.time(),
+        };
+        if self.notes.try_send(note).is_err() {
+            debug!(reason, "event dropped: too many are waiting to be written");
+        }
+    }
+
+    pub fn normal<K: Resource<DynamicType = ()>>(&self, about: &K, reason: &str, message: impl Into<String>) {
+        self.event(about, EventType::Normal, reason, message);
+    }
+
+    pub fn warning<K: Resource<DynamicType = ()>>(&self, about: &K, reason: &str, message: impl Into<String>) {
+        self.event(about, EventType::Warning, reason, message);
+    }
+}
+
+struct Writer {
+    client: Client,
+    component: String,
+    known: HashMap<String, Series>,
+}
+
+struct Series {
+    key: Key,
+    count: i32,
+    written: Instant,
+}
+
+impl Writer {
+    async fn run(mut self, mut inbox: mpsc::Receiver<Note>) {
+        while let Some(note) = inbox.recv().await {
+            if let Err(error) = self.write(note).await {
+                debug!(%error, "event not written");
+            }
+        }
+    }
+
+    async fn write(&mut self, note: Note) -> Result<(), write::WriteError> {
+        let uid = note.about.uid.as_deref().unwrap_or_default();
+        let id = format!("{uid}/{}/{}/{}", note.kind.as_str(), note.reason, note.message);
+        if let Some(series) = self.known.get_mut(&id) {
+            series.count += 1;
+            if series.written.elapsed() < REPEAT_EVERY {
+                return Ok(());
+            }
+            series.written = Instant::now();
+            let patch = serde_json::json!({ "count": series.count, "lastTimestamp": note.at });
+            let (key, count) = (series.key.clone(), series.count);
+            match write::merge::<Event>(&self.client, Part::Whole, &key, &patch).await {
+                // It expired on the server: start the series anew.
+                Err(error) if error.is_not_found() => {
+                    self.known.remove(&id);
+                    debug!(%key, count, "event expired");
+                }
+                result => return result.map(drop),
+            }
+        }
+        let event = self.build(&note, &id);
+        let key = Key::of(&event.metadata);
+        match write::create(&self.client, &event).await {
+            Err(error) if !error.already_exists() => return Err(error),
+            Ok(_) | Err(_) => {}
+        }
+        if self.known.len() >= REMEMBERED {
+            self.known.clear();
+        }
+        self.known.insert(id, Series { key, count: 1, written: Instant::now() });
+        Ok(())
+    }
+
+    fn build(&self, note: &Note, id: &str) -> Event {
+        let name = note.about.name.as_deref().unwrap_or_default();
+        // Events about cluster-scoped objects live in the default namespace.
+        let namespace = note.about.namespace.clone().unwrap_or_else(|| "default".to_owned());
+        let suffix = &sha256_hex(&format!("{id}/{}", note.at.0))[..16];
+        Event {
+            metadata: ObjectMeta {
+                name: Some(format!("{name}.{suffix}")),
+                namespace: Some(namespace),
+                ..ObjectMeta::default()
+            },
+            involved_object: note.about.clone(),
+            type_: Some(note.kind.as_str().to_owned()),
+            reason: Some(note.reason.clone()),
+            message: Some(note.message.clone()),
+            count: Some(1),
+            first_timestamp: Some(note.at.clone()),
+            last_timestamp: Some(note.at.clone()),
+            source: Some(EventSource { component: Some(self.component.clone()), host: None }),
+            reporting_component: Some(self.component.clone()),
+            ..Event::default()
+        }
+    }
+}

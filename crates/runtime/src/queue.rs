@@ -1,0 +1,201 @@
+//! A work queue by key: one key is never worked on twice at the same time, different keys run in parallel.
+//!
+//! A key added while it is being worked on is handed out again afterwards, so no wake-up is lost; a key added several
+//! times before it is handed out is handed out once.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt::Debug;
+use std::hash::{BuildHasher as _, Hash};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+pub trait QueueKey: Clone + Eq + Hash + Debug + Send + Sync + 'static {}
+impl<T: Clone + Eq + Hash + Debug + Send + Sync + 'static> QueueKey for T {}
+
+/// How long a key that failed waits: doubling from `first` to `most`, with up to a tenth of jitter.
+#[derive(Clone, Copy, Debug)]
+pub struct Backoff {
+    pub first: Duration,
+    pub most: Duration,
+}
+
+impl Backoff {
+    pub const fn new(first: Duration, most: Duration) -> Self {
+        Self { first, most }
+    }
+
+    fn delay(self, failures: u32) -> Duration {
+        let doubled = self.first.saturating_mul(1_u32 << failures.min(30)).min(self.most);
+        // A fresh RandomState is seeded by the operating system; that is random enough to spread retries.
+        let random = std::hash::RandomState::new().hash_one(failures) % 100;
+        doubled + doubled / 1000 * u32::try_from(random).unwrap_or(0)
+    }
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self::new(Duration::from_millis(5), Duration::from_secs(60))
+    }
+}
+
+pub struct Queue<K>(Arc<Shared<K>>);
+
+impl<K> Clone for Queue<K> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+struct Shared<K> {
+    state: Mutex<State<K>>,
+    ready: Notify,
+    backoff: Backoff,
+}
+
+struct State<K> {
+    order: VecDeque<K>,
+    waiting: HashSet<K>,
+    running: HashSet<K>,
+    /// Added while running: due again when done.
+    dirty: HashSet<K>,
+    failures: HashMap<K, u32>,
+}
+
+impl<K: QueueKey> Queue<K> {
+    pub fn new(backoff: Backoff) -> Self {
+        let state = State {
+            order: VecDeque::new(),
+            waiting: HashSet::new(),
+            running: HashSet::new(),
+            dirty: HashSet::new(),
+            failures: HashMap::new(),
+        };
+        Self(Arc::new(Shared { state: Mutex::new(state), ready: Notify::new(), backoff }))
+    }
+
+    pub fn add(&self, key: K) {
+        let mut state = self.0.state.lock();
+        if state.running.contains(&key) {
+            state.dirty.insert(key);
+        } else if state.waiting.insert(key.clone()) {
+            state.order.push_back(key);
+            drop(state);
+            self.0.ready.notify_one();
+        }
+    }
+
+    pub fn add_after(&self, key: K, delay: Duration) {
+        let queue = self.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(delay).await;
+            queue.add(key);
+        });
+    }
+
+    /// The next key, marked as running until [`Queue::done`] or [`Queue::failed`] is called for it.
+    pub async fn next(&self) -> K {
+        loop {
+            if let Some(key) = self.take() {
+                return key;
+            }
+            self.0.ready.notified().await;
+        }
+    }
+
+    fn take(&self) -> Option<K> {
+        let mut state = self.0.state.lock();
+        let key = state.order.pop_front()?;
+        state.waiting.remove(&key);
+        state.running.insert(key.clone());
+        if !state.order.is_empty() {
+            self.0.ready.notify_one();
+        }
+        Some(key)
+    }
+
+    /// The key's work succeeded: its failures are forgotten.
+    pub fn done(&self, key: &K) {
+        self.0.state.lock().failures.remove(key);
+        self.release(key);
+    }
+
+    /// The key's work failed: it comes again after its backoff, or at once if it was added meanwhile.
+    pub fn failed(&self, key: &K) -> Duration {
+        let delay = {
+            let mut state = self.0.state.lock();
+            let failures = state.failures.entry(key.clone()).or_insert(0);
+            let delay = self.0.backoff.delay(*failures);
+            *failures += 1;
+            delay
+        };
+        self.release(key);
+        self.add_after(key.clone(), delay);
+        delay
+    }
+
+    fn release(&self, key: &K) {
+        let again = {
+            let mut state = self.0.state.lock();
+            state.running.remove(key);
+            state.dirty.remove(key)
+        };
+        if again {
+            self.add(key.clone());
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.state.lock().order.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt as _;
+
+    #[tokio::test]
+    async fn a_key_added_many_times_is_handed_out_once() {
+        let queue = Queue::new(Backoff::default());
+        queue.add("a");
+        queue.add("a");
+        assert_eq!(queue.next().await, "a");
+        queue.done(&"a");
+        assert!(queue.next().now_or_never().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_key_added_while_running_comes_again_but_not_at_the_same_time() {
+        let queue = Queue::new(Backoff::default());
+        queue.add("a");
+        assert_eq!(queue.next().await, "a");
+        queue.add("a");
+        assert!(queue.next().now_or_never().is_none(), "still running");
+        queue.done(&"a");
+        assert_eq!(queue.next().await, "a");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_back_off_and_success_forgets_them() {
+        let queue = Queue::new(Backoff::new(Duration::from_secs(1), Duration::from_secs(4)));
+        let mut delays = Vec::new();
+        queue.add("a");
+        for _ in 0..4 {
+            let key = queue.next().await;
+            delays.push(queue.failed(&key).as_secs());
+        }
+        assert_eq!(delays, [1, 2, 4, 4]);
+        let key = queue.next().await;
+        queue.done(&key);
+        queue.add("a");
+        let key = queue.next().await;
+        assert_eq!(queue.failed(&key).as_secs(), 1);
+    }
+}
