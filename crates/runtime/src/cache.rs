@@ -115,14 +115,19 @@ where
         *self.0.synced.borrow()
     }
 
-    /// Calls `subscriber` for every object already here, then for every change. It runs on the watch task: it must
-    /// only note what to do (put a key on a queue), never wait and never read this cache.
+    /// Calls `subscriber` for every object already here, then for every change. It runs on the task that brought the
+    /// change: it must only note what to do (put a key on a queue) and never wait. No lock is held meanwhile, so it may
+    /// read this and other caches; the order of notices for one object is not kept.
     pub fn subscribe(&self, subscriber: impl Fn(&Change<K>) + Send + Sync + 'static) {
-        let mut state = self.0.state.write();
-        for object in state.objects.values() {
-            subscriber(&Change::Applied { old: None, new: object.clone() });
+        let subscriber: Subscriber<K> = Arc::new(subscriber);
+        let present: Vec<Arc<K>> = {
+            let mut state = self.0.state.write();
+            state.subscribers.push(subscriber.clone());
+            state.objects.values().cloned().collect()
+        };
+        for new in present {
+            subscriber(&Change::Applied { old: None, new });
         }
-        state.subscribers.push(Arc::new(subscriber));
     }
 
     /// Keeps objects findable by the strings that `extract` gives for each.
@@ -139,15 +144,7 @@ where
     /// Takes in the server's reply to a write of our own, before the watch brings it.
     pub fn observe_write(&self, object: K) {
         let revision = object.meta().revision();
-        let mut state = self.0.state.write();
-        if revision <= state.seen {
-            return;
-        }
-        let key = Key::of(object.meta());
-        if state.objects.get(&key).is_some_and(|o| o.meta().revision() >= revision) {
-            return;
-        }
-        state.apply(key, Arc::new(object));
+        self.change(|state| if revision > state.seen { state.apply(object) } else { None });
     }
 
     /// Follows `events` until the stream ends. Watch errors are retried by the stream itself.
@@ -179,34 +176,48 @@ where
     }
 
     fn arrived(&self, object: K) {
-        let revision = object.meta().revision();
-        let key = Key::of(object.meta());
-        let mut state = self.0.state.write();
-        state.seen = state.seen.max(revision);
-        // Our own write may be ahead of the watch; its event then is an older state or the same.
-        if state.objects.get(&key).is_some_and(|o| revision != 0 && o.meta().revision() >= revision) {
-            return;
-        }
-        state.apply(key, Arc::new(object));
+        self.change(|state| {
+            state.seen = state.seen.max(object.meta().revision());
+            state.apply(object)
+        });
     }
 
     fn departed(&self, object: &K) {
-        let mut state = self.0.state.write();
-        state.seen = state.seen.max(object.meta().revision());
-        state.remove(&Key::of(object.meta()));
+        self.change(|state| {
+            state.seen = state.seen.max(object.meta().revision());
+            state.remove(&Key::of(object.meta()))
+        });
     }
 
     fn forget_all_but(&self, listed: &HashSet<Key>) {
-        let mut state = self.0.state.write();
-        let gone: Vec<Key> = state.objects.keys().filter(|k| !listed.contains(k)).cloned().collect();
+        let gone: Vec<Key> = self.0.state.read().objects.keys().filter(|k| !listed.contains(k)).cloned().collect();
         for key in gone {
-            state.remove(&key);
+            self.change(|state| state.remove(&key));
+        }
+    }
+
+    /// Changes the state under the lock, then tells the subscribers without it.
+    fn change(&self, change: impl FnOnce(&mut State<K>) -> Option<Change<K>>) {
+        let (change, subscribers) = {
+            let mut state = self.0.state.write();
+            let Some(change) = change(&mut state) else { return };
+            (change, state.subscribers.clone())
+        };
+        for subscriber in subscribers {
+            subscriber(&change);
         }
     }
 }
 
-impl<K> State<K> {
-    fn apply(&mut self, key: Key, new: Arc<K>) {
+impl<K: Resource> State<K> {
+    /// Takes the object in unless what is here is as new: our own write may be ahead of the watch.
+    fn apply(&mut self, object: K) -> Option<Change<K>> {
+        let revision = object.meta().revision();
+        let key = Key::of(object.meta());
+        if self.objects.get(&key).is_some_and(|o| revision != 0 && o.meta().revision() >= revision) {
+            return None;
+        }
+        let new = Arc::new(object);
         let old = self.objects.insert(key.clone(), new.clone());
         for index in &mut self.indexes {
             if let Some(old) = &old {
@@ -214,22 +225,15 @@ impl<K> State<K> {
             }
             index.insert(&key, &new);
         }
-        self.tell(&Change::Applied { old, new });
+        Some(Change::Applied { old, new })
     }
 
-    fn remove(&mut self, key: &Key) {
-        if let Some(old) = self.objects.remove(key) {
-            for index in &mut self.indexes {
-                index.remove(key, &old);
-            }
-            self.tell(&Change::Deleted(old));
+    fn remove(&mut self, key: &Key) -> Option<Change<K>> {
+        let old = self.objects.remove(key)?;
+        for index in &mut self.indexes {
+            index.remove(key, &old);
         }
-    }
-
-    fn tell(&self, change: &Change<K>) {
-        for subscriber in &self.subscribers {
-            subscriber(change);
-        }
+        Some(Change::Deleted(old))
     }
 }
 

@@ -4,8 +4,10 @@ use std::fmt::Debug;
 
 use cleat_api::Key;
 use cleat_api::key::Meta as _;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::core::{ClusterResourceScope, NamespaceResourceScope};
+use k8s_openapi::api::core::v1::{Binding, ObjectReference, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::{ClusterResourceScope, NamespaceResourceScope, Status};
 use kube::{Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -46,6 +48,11 @@ impl WriteError {
 
     pub fn is_not_found(&self) -> bool {
         self.code() == Some(404)
+    }
+
+    /// For writes whose aim is met when the object is gone.
+    pub fn absent_is_fine(self) -> Result<(), Self> {
+        if self.is_not_found() { Ok(()) } else { Err(self) }
     }
 }
 
@@ -136,15 +143,41 @@ pub async fn delete<K: Reachable>(client: &Client, object: &K) -> Result<(), Wri
     let uid = Some(object.meta().uid().to_owned()).filter(|uid| !uid.is_empty());
     let params =
         DeleteParams { preconditions: Some(Preconditions { uid, resource_version: None }), ..DeleteParams::default() };
-    match api.delete(&key.name, &params).await.map_err(failed::<K>("delete", &key)) {
-        Ok(_) => Ok(()),
-        Err(error) if error.is_not_found() => Ok(()),
-        Err(error) => Err(error),
-    }
+    let deleted = api.delete(&key.name, &params).await.map_err(failed::<K>("delete", &key));
+    deleted.map(drop).or_else(WriteError::absent_is_fine)
 }
 
 /// Reads the object from the server, past the cache.
 pub async fn live<K: Reachable>(client: &Client, key: &Key) -> Result<Option<K>, WriteError> {
     let api = K::api(client.clone(), key.namespace.as_deref());
     api.get_opt(&key.name).await.map_err(failed::<K>("get", key))
+}
+
+/// Lists a namespace (or everything) from the server, past the cache.
+pub async fn list_live<K: Reachable>(client: &Client, namespace: Option<&str>) -> Result<Vec<K>, WriteError> {
+    let list = K::api(client.clone(), namespace).list(&ListParams::default()).await;
+    let key = Key::cluster(namespace.unwrap_or("*"));
+    list.map(|l| l.items).map_err(failed::<K>("list", &key))
+}
+
+/// Places a pod on a node through the binding subresource. The server refuses if the pod already has a node.
+pub async fn bind_pod(client: &Client, pod: &Pod, node: &str) -> Result<(), WriteError> {
+    let key = Key::of(&pod.metadata);
+    let binding = Binding {
+        metadata: ObjectMeta {
+            namespace: key.namespace.clone(),
+            name: Some(key.name.clone()),
+            uid: pod.metadata.uid.clone(),
+            ..ObjectMeta::default()
+        },
+        target: ObjectReference {
+            kind: Some("Node".to_owned()),
+            name: Some(node.to_owned()),
+            ..ObjectReference::default()
+        },
+    };
+    let failed = |source| WriteError { verb: "bind", kind: "Pod".to_owned(), key: key.clone(), source };
+    let api: Api<Pod> = Api::namespaced(client.clone(), key.namespace.as_deref().unwrap_or("default"));
+    let bound: Result<Status, _> = api.create_subresource("binding", &key.name, &PostParams::default(), &binding).await;
+    bound.map(drop).map_err(failed)
 }

@@ -1,0 +1,113 @@
+//! The binder: claims and volumes find each other, once and both ways.
+//!
+//! Guarantees: a volume is never bound to two claims, and a claim never to two volumes. Both sides are written with
+//! the revision they were read at; who loses a race sees a conflict, looks again and decides anew. A volume is released
+//! only after a live look has shown that its claim is gone.
+//!
+//! Assumes: the provisioner creates volumes already reserved for their claim, and deletes released ones.
+//!
+//! Crash points: a bind is up to four writes (volume, its status, claim, its status), in that order. Wherever it
+//! stops, the next look at the claim finds the volume reserved for it and goes on. `bind:volume-reserved`,
+//! `bind:volume-bound` and `bind:claim-pointed` stand between the writes, `bind:provisioner-named` after the request
+//! for provisioning.
+
+mod act;
+pub mod decide;
+mod matching;
+mod observe;
+
+use cleat_api::claim;
+use cleat_api::key::Key;
+use cleat_runtime::write::WriteError;
+use cleat_runtime::{Backoff, Change, Outcome, Queue, Recorder, work};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use tokio_util::sync::CancellationToken;
+
+use crate::Context;
+
+const AT_ONCE: usize = 64;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Subject {
+    Claim(Key),
+    Volume(String),
+}
+
+#[derive(Clone)]
+struct Binder {
+    context: Context,
+    observed: observe::Observed,
+    recorder: Recorder,
+}
+
+/// Runs until `stop`.
+pub async fn run(context: Context, stop: CancellationToken) {
+    let queue = Queue::new(Backoff::default());
+    let observed = observe::Observed::new(&context.caches);
+    let recorder = Recorder::new(context.client.clone(), "persistentvolume-controller", context.clock.clone());
+    // Nothing may be decided on half a picture: a volume not listed yet would look like no volume.
+    observed.synced().await;
+    wake(&observed, &queue);
+    let binder = Binder { context, observed, recorder };
+    work("bind", queue, AT_ONCE, stop, move |subject| binder.clone().reconcile(subject)).await;
+}
+
+/// Who must look again when something changes.
+fn wake(observed: &observe::Observed, queue: &Queue<Subject>) {
+    let (q, volumes) = (queue.clone(), observed.clone());
+    observed.claims.subscribe(move |change: &Change<PersistentVolumeClaim>| {
+        let claim = change.object();
+        let key = Key::of(&claim.metadata);
+        match change {
+            Change::Applied { .. } => q.add(Subject::Claim(key)),
+            // A claim can go before it points at the volume that was made for it.
+            Change::Deleted(_) => volumes.reserved_for(&key).into_iter().for_each(|volume| {
+                q.add(Subject::Volume(volume.metadata.name.clone().unwrap_or_default()));
+            }),
+        }
+        if let Some(volume) = claim::volume_name(claim) {
+            q.add(Subject::Volume(volume.to_owned()));
+        }
+    });
+    let (q, claims) = (queue.clone(), observed.clone());
+    observed.volumes.subscribe(move |change: &Change<PersistentVolume>| {
+        let volume = change.object();
+        let name = volume.metadata.name.clone().unwrap_or_default();
+        for claim in claims.claims_naming(&name) {
+            q.add(Subject::Claim(Key::of(&claim.metadata)));
+        }
+        match claim::claim_ref(volume) {
+            Some(reference) => q.add(Subject::Claim(claim::claim_ref_key(reference))),
+            // A volume that became free may be what a waiting claim of its class needs.
+            None => claims.pending_of_class(claim::volume_class(volume)).into_iter().for_each(|claim| {
+                q.add(Subject::Claim(Key::of(&claim.metadata)));
+            }),
+        }
+        q.add(Subject::Volume(name));
+    });
+    let (q, claims) = (queue.clone(), observed.clone());
+    observed.classes.subscribe(move |_| {
+        for claim in claims.unbound() {
+            q.add(Subject::Claim(Key::of(&claim.metadata)));
+        }
+    });
+}
+
+impl Binder {
+    async fn reconcile(self, subject: Subject) -> Result<Outcome, WriteError> {
+        match subject {
+            Subject::Claim(key) => {
+                let Some(seen) = self.observed.claim(&key) else { return Ok(Outcome::Done) };
+                let decision = decide::claim(&seen);
+                self.settle_claim(&seen.claim, decision).await?;
+            }
+            Subject::Volume(name) => {
+                let Some(volume) = self.observed.volumes.named(&name) else { return Ok(Outcome::Done) };
+                let owner = self.owner(&volume).await?;
+                let decision = decide::volume(&volume, &owner);
+                self.settle_volume(&volume, decision).await?;
+            }
+        }
+        Ok(Outcome::Done)
+    }
+}

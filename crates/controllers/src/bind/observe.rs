@@ -1,0 +1,114 @@
+//! From caches to what a decision needs, and nothing more.
+
+use std::sync::Arc;
+
+use cleat_api::claim::{self, claim_class, claim_ref, claim_ref_key, volume_class, volume_name};
+use cleat_api::key::{Key, Meta as _};
+use cleat_api::keys::annotation;
+use cleat_runtime::write::{self, WriteError};
+use cleat_runtime::{Cache, Caches, Index};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::StorageClass;
+
+use super::Binder;
+use super::decide::{ClaimSeen, Owner};
+
+#[derive(Clone)]
+pub(super) struct Observed {
+    pub(super) claims: Cache<PersistentVolumeClaim>,
+    pub(super) volumes: Cache<PersistentVolume>,
+    pub(super) classes: Cache<StorageClass>,
+    /// Volumes by the claim they are reserved for, and free volumes by class.
+    reserved: Index<PersistentVolume>,
+    free: Index<PersistentVolume>,
+    /// Claims without a volume by class, and claims by the volume they name.
+    pending: Index<PersistentVolumeClaim>,
+    naming: Index<PersistentVolumeClaim>,
+}
+
+/// The index term of a claim that says nothing about its class; no class can have this name.
+const UNSAID: &str = "/unsaid";
+
+impl Observed {
+    pub(super) fn new(caches: &Caches) -> Self {
+        let (claims, volumes) = (caches.claims(), caches.volumes());
+        Self {
+            reserved: volumes.index(|v| claim_ref(v).map(|r| claim_ref_key(r).to_string()).into_iter().collect()),
+            free: volumes.index(|v| if claim_ref(v).is_none() { vec![volume_class(v).to_owned()] } else { Vec::new() }),
+            pending: claims.index(|c| match volume_name(c) {
+                None => vec![claim_class(c).unwrap_or(UNSAID).to_owned()],
+                Some(_) => Vec::new(),
+            }),
+            naming: claims.index(|c| volume_name(c).map(ToOwned::to_owned).into_iter().collect()),
+            classes: caches.classes(),
+            claims,
+            volumes,
+        }
+    }
+
+    pub(super) async fn synced(&self) {
+        tokio::join!(self.claims.synced(), self.volumes.synced(), self.classes.synced());
+    }
+
+    pub(super) fn claim(&self, key: &Key) -> Option<ClaimSeen> {
+        let claim = self.claims.get(key)?;
+        let named = volume_name(&claim).and_then(|name| self.volumes.named(name));
+        let mut candidates = Vec::new();
+        let is_open = claim.metadata.annotation(annotation::BIND_COMPLETED).is_none() && volume_name(&claim).is_none();
+        if is_open {
+            candidates = self.reserved_for(key);
+            candidates.extend(self.free.get(claim_class(&claim).unwrap_or_default()));
+        }
+        let class = claim_class(&claim).filter(|name| !name.is_empty()).map(|name| self.classes.named(name));
+        let default_class = if claim_class(&claim).is_none() && is_open { self.default_class() } else { None };
+        Some(ClaimSeen { claim, named, candidates, class, default_class })
+    }
+
+    fn default_class(&self) -> Option<String> {
+        let classes = self.classes.all();
+        claim::default_class(classes.iter().map(Arc::as_ref)).and_then(|c| c.metadata.name.clone())
+    }
+
+    pub(super) fn claims_naming(&self, volume: &str) -> Vec<Arc<PersistentVolumeClaim>> {
+        self.naming.get(volume)
+    }
+
+    pub(super) fn reserved_for(&self, claim: &Key) -> Vec<Arc<PersistentVolume>> {
+        self.reserved.get(&claim.to_string())
+    }
+
+    /// Claims that a free volume of this class could serve.
+    pub(super) fn pending_of_class(&self, class: &str) -> Vec<Arc<PersistentVolumeClaim>> {
+        let mut claims = self.pending.get(class);
+        if class.is_empty() {
+            claims.extend(self.pending.get(UNSAID));
+        }
+        claims
+    }
+
+    /// Claims that a new or changed class may concern.
+    pub(super) fn unbound(&self) -> Vec<Arc<PersistentVolumeClaim>> {
+        self.claims.all().into_iter().filter(|c| volume_name(c).is_none()).collect()
+    }
+}
+
+impl Binder {
+    /// The claim a volume is reserved for. What the cache does not show is asked of the server: a volume is released,
+    /// and then deleted, on the strength of this answer.
+    pub(super) async fn owner(&self, volume: &PersistentVolume) -> Result<Owner, WriteError> {
+        let Some(reference) = claim_ref(volume) else { return Ok(Owner::Nobody) };
+        let uid = reference.uid.as_deref().unwrap_or_default();
+        if uid.is_empty() {
+            return Ok(Owner::Nobody);
+        }
+        let key = claim_ref_key(reference);
+        if let Some(cached) = self.observed.claims.get(&key).filter(|c| c.metadata.uid() == uid) {
+            return Ok(Owner::Claim(cached));
+        }
+        let live = write::live::<PersistentVolumeClaim>(&self.context.client, &key).await?;
+        Ok(match live.filter(|c| c.metadata.uid() == uid) {
+            Some(claim) => Owner::Claim(Arc::new(claim)),
+            None => Owner::Gone,
+        })
+    }
+}

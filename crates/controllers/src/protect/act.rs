@@ -1,0 +1,58 @@
+//! Puts the protection finalizers on and takes them off.
+
+use cleat_api::key::{Key, Meta as _};
+use cleat_api::keys::finalizer;
+use cleat_runtime::write::{self, WriteError};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use tracing::{debug, info};
+
+use super::Protector;
+use super::decide::{self, Decision};
+
+impl Protector {
+    pub(super) async fn settle_claim(
+        &self,
+        claim: &PersistentVolumeClaim,
+        decision: Decision,
+    ) -> Result<(), WriteError> {
+        let finalizers = match decision {
+            Decision::Settled => return Ok(()),
+            Decision::Keep(pod) => {
+                debug!(pod, "claim is in use and stays");
+                return Ok(());
+            }
+            Decision::Protect => claim.metadata.finalizers_with(finalizer::PVC_PROTECTION),
+            Decision::LetGo => {
+                // The cache may not know yet of a pod that was scheduled a moment ago.
+                let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
+                let pods: Vec<Pod> = write::list_live(&self.context.client, Some(namespace)).await?;
+                if let Some(pod) = decide::user(claim, &pods) {
+                    debug!(pod, "claim is in use after all and stays");
+                    return Ok(());
+                }
+                info!(claim = %Key::of(&claim.metadata), "unused claim let go");
+                claim.metadata.finalizers_without(finalizer::PVC_PROTECTION)
+            }
+        };
+        write::set_finalizers(&self.context.client, claim, &finalizers)
+            .await
+            .map(drop)
+            .or_else(WriteError::absent_is_fine)
+    }
+
+    pub(super) async fn settle_volume(&self, volume: &PersistentVolume, decision: Decision) -> Result<(), WriteError> {
+        let finalizers = match decision {
+            Decision::Settled => return Ok(()),
+            Decision::Keep(claim) => {
+                debug!(claim, "volume is bound and stays");
+                return Ok(());
+            }
+            Decision::Protect => volume.metadata.finalizers_with(finalizer::PV_PROTECTION),
+            Decision::LetGo => volume.metadata.finalizers_without(finalizer::PV_PROTECTION),
+        };
+        write::set_finalizers(&self.context.client, volume, &finalizers)
+            .await
+            .map(drop)
+            .or_else(WriteError::absent_is_fine)
+    }
+}

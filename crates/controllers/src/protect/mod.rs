@@ -1,0 +1,74 @@
+//! Protection: a claim that a pod uses, and a volume that is bound, do not vanish.
+//!
+//! Guarantees: the protection finalizer leaves a claim only after a live look at the pods of its namespace, and with the
+//! revision the claim was read at; it leaves a volume only when it is not bound.
+
+mod act;
+pub mod decide;
+mod observe;
+
+use cleat_api::key::Key;
+use cleat_api::pod;
+use cleat_runtime::write::WriteError;
+use cleat_runtime::{Backoff, Outcome, Queue, work};
+use tokio_util::sync::CancellationToken;
+
+use crate::Context;
+
+const AT_ONCE: usize = 32;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Subject {
+    Claim(Key),
+    Volume(String),
+}
+
+#[derive(Clone)]
+struct Protector {
+    context: Context,
+    observed: observe::Observed,
+}
+
+/// Runs until `stop`.
+pub async fn run(context: Context, stop: CancellationToken) {
+    let queue = Queue::new(Backoff::default());
+    let observed = observe::Observed::new(&context.caches);
+    observed.synced().await;
+    wake(&observed, &queue);
+    let protector = Protector { context, observed };
+    work("protect", queue, AT_ONCE, stop, move |subject| protector.clone().reconcile(subject)).await;
+}
+
+fn wake(observed: &observe::Observed, queue: &Queue<Subject>) {
+    let q = queue.clone();
+    observed.claims.subscribe(move |change| q.add(Subject::Claim(Key::of(&change.object().metadata))));
+    let q = queue.clone();
+    observed.volumes.subscribe(move |change| {
+        q.add(Subject::Volume(change.object().metadata.name.clone().unwrap_or_default()));
+    });
+    let q = queue.clone();
+    observed.pods.subscribe(move |change| {
+        for volume in pod::claim_volumes(change.object()) {
+            q.add(Subject::Claim(volume.claim));
+        }
+    });
+}
+
+impl Protector {
+    async fn reconcile(self, subject: Subject) -> Result<Outcome, WriteError> {
+        match subject {
+            Subject::Claim(key) => {
+                let Some(claim) = self.observed.claims.get(&key) else { return Ok(Outcome::Done) };
+                let users = self.observed.users(&key);
+                let decision = decide::claim(&claim, &users);
+                self.settle_claim(&claim, decision).await?;
+            }
+            Subject::Volume(name) => {
+                let Some(volume) = self.observed.volumes.named(&name) else { return Ok(Outcome::Done) };
+                let decision = decide::volume(&volume);
+                self.settle_volume(&volume, decision).await?;
+            }
+        }
+        Ok(Outcome::Done)
+    }
+}
