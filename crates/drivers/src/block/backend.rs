@@ -1,0 +1,334 @@
+//! The files of a pool: `volumes/<id>.json`, `volumes/<id>.img`, `locks/<id>`. Everything blocks.
+//!
+//! A volume exists if and only if its record does. Deletion renames the record to `<id>.gone` first: what that names is
+//! rubbish, and whoever deletes or creates the volume next finishes the removal. Must not look at devices or mounts; callers make sure that an image
+//! they remove is not in use.
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use cleat_crash::point;
+use rustix::fs::{FlockOperation, flock};
+
+use super::{
+    failure::Failure,
+    record::{Contents, Publication, Record, Verdict},
+    request::{Wanted, id_for, is_id},
+};
+
+/// Longer than any step that is done under a lock, except a format.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    #[error("pool {}: {step}", .path.display())]
+    Open {
+        step: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+pub(crate) struct Pool {
+    root: PathBuf,
+    volumes: PathBuf,
+    locks: PathBuf,
+}
+
+/// A volume while no other process changes it.
+pub(crate) struct Locked<'a> {
+    pool: &'a Pool,
+    id: &'a str,
+    _lock: File,
+}
+
+impl Pool {
+    pub(crate) fn open(root: &Path) -> Result<Pool, PoolError> {
+        let failed = |step| move |source| PoolError::Open { step, path: root.to_owned(), source };
+        make_directory(root).map_err(failed("make it"))?;
+        // The kernel names backing files by their full path, and so must we.
+        let root = root.canonicalize().map_err(failed("resolve it"))?;
+        let (volumes, locks) = (root.join("volumes"), root.join("locks"));
+        make_directory(&volumes).map_err(failed("make volumes/"))?;
+        make_directory(&locks).map_err(failed("make locks/"))?;
+        sync_directory(&root).map_err(failed("sync it"))?;
+        Ok(Pool { root, volumes, locks })
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(crate) fn image(&self, id: &str) -> PathBuf {
+        self.volumes.join(format!("{id}.img"))
+    }
+
+    fn record(&self, id: &str) -> PathBuf {
+        self.volumes.join(format!("{id}.json"))
+    }
+
+    fn gone(&self, id: &str) -> PathBuf {
+        self.volumes.join(format!("{id}.gone"))
+    }
+
+    /// Waits for other processes; calls of this process on one volume exclude each other before they come here.
+    pub(crate) fn lock<'a>(&'a self, id: &'a str) -> Result<Locked<'a>, Failure> {
+        if !is_id(id) {
+            return Err(Failure::NoVolume(id.to_owned()));
+        }
+        let path = self.locks.join(id);
+        let failed = |source| Failure::Files { step: "lock", path: path.clone(), source };
+        let until = Instant::now() + LOCK_PATIENCE;
+        let mut pause = Duration::from_micros(200);
+        loop {
+            let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+            let file = file.map_err(failed)?;
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                // A deleted volume takes its lock file along; only the file that is there now excludes others.
+                Ok(()) if is_same(&file, &path).map_err(failed)? => return Ok(Locked { pool: self, id, _lock: file }),
+                Ok(()) => continue,
+                Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) if Instant::now() < until => {}
+                Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {
+                    return Err(Failure::Busy(id.to_owned()));
+                }
+                Err(errno) => return Err(failed(errno.into())),
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(20));
+        }
+    }
+
+    /// The volume locked, with its record; or nothing, and then no lock file is left either.
+    pub(crate) fn existing<'a>(&'a self, id: &'a str) -> Result<Option<(Locked<'a>, Record)>, Failure> {
+        if self.peek(id)?.is_none() {
+            return Ok(None);
+        }
+        let volume = self.lock(id)?;
+        match self.peek(id)? {
+            Some(record) => Ok(Some((volume, record))),
+            None => {
+                volume.forget_lock();
+                Ok(None)
+            }
+        }
+    }
+
+    /// Finishes a deletion that was cut short; without one there is nothing to do.
+    pub(crate) fn finish_removal(&self, id: &str) -> Result<(), Failure> {
+        if !is_id(id) || !self.gone(id).exists() {
+            return Ok(());
+        }
+        let volume = self.lock(id)?;
+        if self.peek(id)?.is_some() {
+            // Created anew in the meantime, and cleaned up before.
+            return Ok(());
+        }
+        volume.remove_remains()?;
+        sync_directory(&self.volumes).map_err(failed("sync", &self.volumes))?;
+        volume.forget_lock();
+        Ok(())
+    }
+
+    pub(crate) fn must_exist<'a>(&'a self, id: &'a str) -> Result<(Locked<'a>, Record), Failure> {
+        self.existing(id)?.ok_or_else(|| Failure::NoVolume(id.to_owned()))
+    }
+
+    /// Idempotent by name. Returns the volume's id with its record.
+    pub(crate) fn create(&self, name: &str, wanted: &Wanted, capacity: u64) -> Result<(String, Record), Failure> {
+        let id = id_for(name);
+        let volume = self.lock(&id)?;
+        let file_system = wanted.file_system.map(|format| format.name().to_owned());
+        if let Some(existing) = self.peek(&id)? {
+            let compatible = existing.name == name
+                && wanted.range.admits(existing.capacity)
+                && existing.parameters == wanted.parameters
+                && existing.file_system == file_system;
+            if !compatible {
+                return Err(Failure::Incompatible(id.clone()));
+            }
+            volume.ensure_image(&existing)?;
+            return Ok((id.clone(), existing));
+        }
+        volume.remove_remains()?;
+        let record = Record {
+            name: name.to_owned(),
+            capacity,
+            parameters: wanted.parameters.clone(),
+            file_system,
+            contents: Contents::Nothing,
+            published: Default::default(),
+        };
+        volume.write(&record)?;
+        point("driver:recorded");
+        volume.ensure_image(&record)?;
+        point("driver:image-created");
+        Ok((id.clone(), record))
+    }
+
+    /// Ids in order, those after `after` only.
+    pub(crate) fn list(&self, after: &str) -> Result<Vec<String>, Failure> {
+        let failed = |source| Failure::Files { step: "list", path: self.volumes.clone(), source };
+        let mut ids = Vec::new();
+        for entry in fs::read_dir(&self.volumes).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            let id = name.to_str().and_then(|name| name.strip_suffix(".json")).filter(|id| is_id(id) && *id > after);
+            ids.extend(id.map(str::to_owned));
+        }
+        ids.sort_unstable();
+        Ok(ids)
+    }
+
+    /// Without the lock: a record is replaced as a whole, so what is read was true a moment ago.
+    pub(crate) fn peek(&self, id: &str) -> Result<Option<Record>, Failure> {
+        if !is_id(id) {
+            return Ok(None);
+        }
+        let path = self.record(id);
+        match fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|source| Failure::Record { path, source }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(Failure::Files { step: "read", path, source }),
+        }
+    }
+}
+
+impl Locked<'_> {
+    pub(crate) fn image(&self) -> PathBuf {
+        self.pool.image(self.id)
+    }
+
+    /// Durable when it returns, and never half written.
+    pub(crate) fn write(&self, record: &Record) -> Result<(), Failure> {
+        let path = self.pool.record(self.id);
+        // Under the lock nobody else uses this name; the leading dot keeps it out of listings.
+        let temporary = self.pool.volumes.join(format!(".{}.json", self.id));
+        let failed = |step| failed(step, &path);
+        let bytes = serde_json::to_vec(record).map_err(|source| Failure::Record { path: path.clone(), source })?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&temporary)
+            .map_err(failed("write the record"))?;
+        file.write_all(&bytes).map_err(failed("write the record"))?;
+        file.sync_all().map_err(failed("sync the record"))?;
+        fs::rename(&temporary, &path).map_err(failed("replace the record"))?;
+        sync_directory(&self.pool.volumes).map_err(failed("sync the directory of"))
+    }
+
+    /// Makes the image as large as the record says. It is not synced on its own: whoever needs it comes through here
+    /// and repairs what a power cut took away, as long as nothing can have been written yet.
+    pub(crate) fn ensure_image(&self, record: &Record) -> Result<(), Failure> {
+        let path = self.image();
+        let failed = |step| failed(step, &path);
+        let mut options = OpenOptions::new();
+        options.write(true).mode(0o600).create(record.contents == Contents::Nothing).truncate(false);
+        let image = match options.open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(Failure::ImageLost(self.id.to_owned()));
+            }
+            other => other.map_err(failed("open the image"))?,
+        };
+        if image.metadata().map_err(failed("inspect the image"))?.len() < record.capacity {
+            image.set_len(record.capacity).map_err(failed("size the image"))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn publish(&self, mut record: Record, node: &str, wanted: Publication) -> Result<(), Failure> {
+        match record.may_publish(node, wanted) {
+            Verdict::AlreadyPublished => Ok(()),
+            Verdict::Conflict => Err(Failure::OtherPublication { id: self.id.to_owned(), node: node.to_owned() }),
+            Verdict::HeldBy(nodes) => Err(Failure::Published { id: self.id.to_owned(), nodes }),
+            Verdict::Publish => {
+                record.published.insert(node.to_owned(), wanted);
+                self.write(&record)?;
+                point("driver:attached");
+                Ok(())
+            }
+        }
+    }
+
+    /// From one node, or from all of them.
+    pub(crate) fn unpublish(&self, mut record: Record, node: Option<&str>) -> Result<(), Failure> {
+        let before = record.published.len();
+        record.published.retain(|published, _| node.is_some_and(|node| node != published));
+        if record.published.len() < before {
+            self.write(&record)?;
+            point("driver:detached");
+        }
+        Ok(())
+    }
+
+    /// Three changes in one directory, which its file system keeps in order, and one sync for all of them.
+    pub(crate) fn remove(self) -> Result<(), Failure> {
+        let record = self.pool.record(self.id);
+        fs::rename(&record, self.pool.gone(self.id)).map_err(failed("retire the record", &record))?;
+        point("driver:deleting");
+        self.remove_remains()?;
+        sync_directory(&self.pool.volumes).map_err(failed("sync the directory of", &record))?;
+        self.forget_lock();
+        Ok(())
+    }
+
+    /// What a deletion that was cut short has left.
+    fn remove_remains(&self) -> Result<(), Failure> {
+        if remove_file(&self.image()).map_err(failed("remove the image", &self.image()))? {
+            point("driver:image-removed");
+        }
+        let gone = self.pool.gone(self.id);
+        remove_file(&gone).map_err(failed("remove the record", &gone))?;
+        Ok(())
+    }
+
+    /// Still locked: whoever waits on the old file notices that it is gone and takes the new one.
+    fn forget_lock(self) {
+        let path = self.pool.locks.join(self.id);
+        if let Err(error) = fs::remove_file(&path) {
+            tracing::debug!(path = %path.display(), %error, "lock file left behind");
+        }
+    }
+}
+
+fn failed(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Failure {
+    let path = path.to_owned();
+    move |source| match source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Failure::Full { step, path },
+        _ => Failure::Files { step, path, source },
+    }
+}
+
+/// Whether there was one.
+fn remove_file(path: &Path) -> io::Result<bool> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_same(file: &File, path: &Path) -> io::Result<bool> {
+    let held = file.metadata()?;
+    match fs::symlink_metadata(path) {
+        Ok(found) => Ok((found.dev(), found.ino()) == (held.dev(), held.ino())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn make_directory(path: &Path) -> io::Result<()> {
+    match fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        other => other,
+    }
+}
+
+fn sync_directory(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}

@@ -1,0 +1,148 @@
+//! The driver killed at each of its crash points: the repeated call completes, and nothing is left behind.
+use std::{
+    fs,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use cleat_csi::{CallError, Client, v1};
+use cleat_drivers::block::{self, Config};
+
+use crate::rig::{Rig, Volume, create_request, writer};
+
+const DIRECTORY: &str = "CLEAT_TEST_DRIVER";
+
+/// Not a test by itself: the driver that the tests here start as a process of its own, and kill.
+#[tokio::test]
+async fn child() {
+    let Some(directory) = std::env::var_os(DIRECTORY) else { return };
+    let directory = Path::new(&directory);
+    let config = Config {
+        endpoint: cleat_csi::Endpoint::unix(directory.join("child.sock")),
+        pool: directory.join("pool"),
+        node_id: "a".to_owned(),
+        controller: true,
+        node: true,
+    };
+    block::run(config, tokio_util::sync::CancellationToken::new()).await.unwrap();
+}
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+async fn start(rig: &Rig, crash_at: &str) -> (Killed, Client) {
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "crash::child", "--nocapture"])
+        .env(DIRECTORY, rig.directory.path())
+        .env(cleat_crash::VARIABLE, crash_at)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let client = Client::new(cleat_csi::Endpoint::unix(rig.path("child.sock")));
+    client.wait_ready(Duration::from_secs(60)).await.unwrap();
+    (Killed(child), client)
+}
+
+/// The whole life of a volume; every step may find that it was done before.
+async fn live(rig: &Rig, client: &Client) -> Result<(), CallError> {
+    let (staging, target) = (rig.make("staging"), rig.target("target"));
+    let volume = Volume::create(client, "pvc-1", writer("ext4")).await?;
+    volume.attach(client, "a").await?;
+    volume.stage(client, &staging).await?;
+    volume.publish(client, &staging, &target).await?;
+    fs::write(Path::new(&target).join("file"), "data").unwrap();
+    die(rig, client).await
+}
+
+async fn die(rig: &Rig, client: &Client) -> Result<(), CallError> {
+    let (staging, target) = (rig.make("staging"), rig.target("target"));
+    let volume = Volume { id: "pvc-1".to_owned(), capability: writer("ext4") };
+    volume.unpublish(client, &target).await?;
+    volume.unstage(client, &staging).await?;
+    volume.detach(client, "a").await?;
+    volume.delete(client).await
+}
+
+const POINTS: [&str; 13] = [
+    "driver:recorded",
+    "driver:image-created",
+    "driver:attached",
+    "driver:loop-attached",
+    "driver:format-recorded",
+    "driver:formatted",
+    "driver:staged",
+    "driver:published",
+    "driver:unpublished",
+    "driver:unstaged-mount",
+    "driver:detached",
+    "driver:deleting",
+    "driver:image-removed",
+];
+
+#[tokio::test]
+async fn a_repeated_life_completes_after_a_kill_at_any_point() {
+    for point in POINTS {
+        let rig = Rig::new();
+        let (mut child, client) = start(&rig, point).await;
+        let error = live(&rig, &client).await.expect_err(point);
+        assert_eq!(error.class(), cleat_csi::Class::Uncertain, "{point}: {error}");
+        child.0.wait().unwrap();
+        let (_child, client) = start(&rig, "").await;
+        live(&rig, &client).await.unwrap_or_else(|error| panic!("{point}: {error}"));
+        rig.assert_nothing_left("pvc-1");
+    }
+}
+
+#[tokio::test]
+async fn a_volume_given_up_after_a_kill_at_any_point_leaves_nothing() {
+    for point in POINTS {
+        let rig = Rig::new();
+        let (mut child, client) = start(&rig, point).await;
+        live(&rig, &client).await.expect_err(point);
+        child.0.wait().unwrap();
+        let (_child, client) = start(&rig, "").await;
+        die(&rig, &client).await.unwrap_or_else(|error| panic!("{point}: {error}"));
+        rig.assert_nothing_left("pvc-1");
+    }
+}
+
+#[tokio::test]
+async fn an_interrupted_format_is_repeated_but_a_finished_one_never() {
+    let rig = Rig::new();
+    let staging = rig.make("staging");
+    let volume = Volume { id: "pvc-1".to_owned(), capability: writer("xfs") };
+    {
+        let (mut child, client) = start(&rig, "driver:format-recorded").await;
+        client.create_volume(create_request("pvc-1", writer("xfs"))).await.unwrap();
+        volume.attach(&client, "a").await.unwrap();
+        volume.stage(&client, &staging).await.unwrap_err();
+        child.0.wait().unwrap();
+    }
+    assert!(fs::read_to_string(rig.record("pvc-1")).unwrap().contains("formatting"));
+    // What half a mkfs may leave.
+    let image = fs::OpenOptions::new().write(true).open(rig.image("pvc-1")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&image, &[0xa5; 65536], 65536).unwrap();
+    drop(image);
+
+    let (_child, client) = start(&rig, "").await;
+    volume.stage(&client, &staging).await.unwrap();
+    fs::write(Path::new(&staging).join("file"), "data").unwrap();
+    volume.unstage(&client, &staging).await.unwrap();
+    assert!(!fs::read_to_string(rig.record("pvc-1")).unwrap().contains("formatting"));
+    volume.stage(&client, &staging).await.unwrap();
+    assert_eq!(fs::read(Path::new(&staging).join("file")).unwrap(), b"data");
+    let capabilities = v1::ValidateVolumeCapabilitiesRequest {
+        volume_id: "pvc-1".to_owned(),
+        volume_capabilities: vec![writer("xfs")],
+        ..Default::default()
+    };
+    assert!(client.validate_volume_capabilities(capabilities).await.unwrap().confirmed.is_some());
+}

@@ -1,0 +1,5 @@
+//! The block driver over real sockets, with real loop devices, file systems and mounts. Needs root and xfsprogs.
+mod crash;
+mod lifecycle;
+mod refusals;
+mod rig;

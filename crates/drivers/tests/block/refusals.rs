@@ -1,0 +1,182 @@
+//! What the driver must never do, whatever it is asked.
+use std::{
+    fs,
+    io::{Seek, SeekFrom, Write},
+    path::Path,
+};
+
+use cleat_csi::{Code, v1};
+use cleat_host::mount;
+
+use crate::rig::{Rig, Volume, create_request, raw, writer};
+use cleat_csi::v1::volume_capability::access_mode::Mode;
+
+#[tokio::test]
+async fn a_volume_is_never_on_two_nodes() {
+    let rig = Rig::new();
+    let (a, b) = (rig.driver("a").await, rig.driver("b").await);
+    let volume = Volume::create(&a, "pvc-1", writer("ext4")).await.unwrap();
+    let (on_a, on_b) = (rig.make("staging-a"), rig.make("staging-b"));
+    let error = volume.stage(&a, &on_a).await.unwrap_err();
+    assert_eq!(error.code(), Code::FailedPrecondition, "staged before it is published: {error}");
+    volume.attach(&a, "a").await.unwrap();
+    volume.stage(&a, &on_a).await.unwrap();
+
+    let error = volume.attach(&b, "b").await.unwrap_err();
+    assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+    assert!(error.to_string().contains("published to a"), "{error}");
+    let error = volume.stage(&b, &on_b).await.unwrap_err();
+    assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+
+    // Taken from a node that does not answer: the other may have it, but not while the first still has it mounted.
+    volume.detach(&b, "a").await.unwrap();
+    volume.attach(&b, "b").await.unwrap();
+    let error = volume.stage(&b, &on_b).await.unwrap_err();
+    assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+    volume.unstage(&a, &on_a).await.unwrap();
+    volume.stage(&b, &on_b).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_volume_in_use_is_not_deleted() {
+    let rig = Rig::new();
+    let a = rig.driver("a").await;
+    let staging = rig.make("staging");
+    let volume = Volume::create(&a, "pvc-1", writer("ext4")).await.unwrap();
+    volume.attach(&a, "a").await.unwrap();
+    assert_eq!(volume.delete(&a).await.unwrap_err().code(), Code::FailedPrecondition, "published");
+    volume.stage(&a, &staging).await.unwrap();
+    volume.detach(&a, "a").await.unwrap();
+    assert_eq!(volume.delete(&a).await.unwrap_err().code(), Code::FailedPrecondition, "staged");
+    assert!(rig.image("pvc-1").exists());
+    // A crash may leave the device behind without its mount.
+    mount::unmount(Path::new(&staging)).unwrap();
+    assert_eq!(rig.loop_devices("pvc-1"), 1);
+    volume.delete(&a).await.unwrap();
+    rig.assert_nothing_left("pvc-1");
+}
+
+#[tokio::test]
+async fn ids_that_climb_out_of_the_pool_name_no_volume() {
+    let rig = Rig::new();
+    let a = rig.driver("a").await;
+    let outside = rig.path("precious.img");
+    fs::write(&outside, "data").unwrap();
+    fs::write(rig.path("precious.json"), "{}").unwrap();
+    let (staging, target) = (rig.make("staging"), rig.target("target"));
+    for id in ["../../precious", "..", ".", "/etc/passwd", "a/../b", "x\n", &text_of(&outside)] {
+        let volume = Volume { id: id.to_owned(), capability: writer("ext4") };
+        assert_eq!(volume.attach(&a, "a").await.unwrap_err().code(), Code::NotFound, "{id:?}");
+        assert_eq!(volume.stage(&a, &staging).await.unwrap_err().code(), Code::NotFound, "{id:?}");
+        assert_eq!(volume.publish(&a, &staging, &target).await.unwrap_err().code(), Code::NotFound, "{id:?}");
+        volume.detach(&a, "a").await.unwrap();
+        volume.delete(&a).await.unwrap();
+        volume.unstage(&a, &staging).await.unwrap();
+    }
+    assert_eq!(fs::read(&outside).unwrap(), b"data");
+
+    let created = a.create_volume(create_request("../../precious", writer(""))).await.unwrap().volume.unwrap();
+    assert!(created.volume_id.starts_with("h-"), "{}", created.volume_id);
+    assert!(rig.image(&created.volume_id).exists());
+    assert_eq!(fs::read(&outside).unwrap(), b"data");
+
+    for path in ["relative", "/tmp/../etc", ""] {
+        let volume = Volume { id: created.volume_id.clone(), capability: writer("") };
+        assert_eq!(volume.stage(&a, path).await.unwrap_err().code(), Code::InvalidArgument, "{path:?}");
+        assert_eq!(volume.unpublish(&a, path).await.unwrap_err().code(), Code::InvalidArgument, "{path:?}");
+    }
+}
+
+fn text_of(path: &Path) -> String {
+    path.to_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn foreign_data_is_never_formatted() {
+    let rig = Rig::new();
+    let a = rig.driver("a").await;
+    let staging = rig.make("staging");
+    let volume = Volume::create(&a, "pvc-1", writer("ext4")).await.unwrap();
+    volume.attach(&a, "a").await.unwrap();
+    for (case, offset, bytes) in [
+        ("unknown data", 100_000, b"somebody's letters".as_slice()),
+        ("LUKS", 0, b"LUKS\xba\xbe".as_slice()),
+        ("an xfs file system where ext4 is wanted", 0, b"XFSB".as_slice()),
+    ] {
+        let mut image = fs::OpenOptions::new().write(true).open(rig.image("pvc-1")).unwrap();
+        image.seek(SeekFrom::Start(offset)).unwrap();
+        image.write_all(bytes).unwrap();
+        let error = volume.stage(&a, &staging).await.unwrap_err();
+        assert_eq!(error.code(), Code::FailedPrecondition, "{case}: {error}");
+        let held = fs::read(rig.image("pvc-1")).unwrap();
+        let at = offset as usize;
+        assert_eq!(&held[at..at + bytes.len()], bytes, "{case}");
+        assert_eq!(rig.loop_devices("pvc-1"), 0, "{case}: a failed stage leaves no device");
+        image.set_len(0).unwrap();
+    }
+    volume.stage(&a, &staging).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_class_can_forbid_formatting() {
+    let rig = Rig::new();
+    let a = rig.driver("a").await;
+    let staging = rig.make("staging");
+    let request = v1::CreateVolumeRequest {
+        parameters: [("noFormat".to_owned(), "true".to_owned())].into(),
+        ..create_request("pvc-1", writer("ext4"))
+    };
+    a.create_volume(request).await.unwrap();
+    let volume = Volume { id: "pvc-1".to_owned(), capability: writer("ext4") };
+    volume.attach(&a, "a").await.unwrap();
+    let error = volume.stage(&a, &staging).await.unwrap_err();
+    assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+    assert_eq!(rig.loop_devices("pvc-1"), 0);
+}
+
+#[tokio::test]
+async fn only_the_volumes_own_mounts_are_touched() {
+    let rig = Rig::new();
+    let a = rig.driver("a").await;
+    let (staging_1, staging_2) = (rig.make("staging-1"), rig.make("staging-2"));
+    let one = Volume::create(&a, "one", writer("ext4")).await.unwrap();
+    let two = Volume::create(&a, "two", writer("ext4")).await.unwrap();
+    one.attach(&a, "a").await.unwrap();
+    two.attach(&a, "a").await.unwrap();
+    one.stage(&a, &staging_1).await.unwrap();
+    two.stage(&a, &staging_2).await.unwrap();
+    for (case, result) in [
+        ("stage over another volume", one.stage(&a, &staging_2).await),
+        ("unstage another volume", one.unstage(&a, &staging_2).await),
+        ("unpublish another volume", one.unpublish(&a, &staging_2).await),
+        ("publish from another volume's stage", one.publish(&a, &staging_2, &rig.target("t")).await),
+        ("stage in a second place", one.stage(&a, &rig.make("elsewhere")).await),
+    ] {
+        assert_eq!(result.unwrap_err().code(), Code::FailedPrecondition, "{case}");
+    }
+    assert_eq!(rig.mounts().len(), 2);
+
+    let kept = rig.make("kept");
+    fs::write(Path::new(&kept).join("file"), "data").unwrap();
+    assert!(one.unpublish(&a, &kept).await.is_err(), "a directory with files in it is not removed");
+    assert_eq!(fs::read(Path::new(&kept).join("file")).unwrap(), b"data");
+}
+
+#[tokio::test]
+async fn a_volume_that_held_data_is_not_made_anew() {
+    let rig = Rig::new();
+    let a = rig.driver("a").await;
+    let staging = rig.make("staging");
+    for (name, capability) in [("fs", writer("ext4")), ("raw", raw(Mode::SingleNodeWriter))] {
+        let volume = Volume::create(&a, name, capability.clone()).await.unwrap();
+        volume.attach(&a, "a").await.unwrap();
+        fs::remove_file(rig.image(name)).unwrap();
+        // Nothing was in it yet: a power cut can take the image that its record promised.
+        volume.stage(&a, &staging).await.unwrap();
+        volume.unstage(&a, &staging).await.unwrap();
+        fs::remove_file(rig.image(name)).unwrap();
+        assert_eq!(volume.stage(&a, &staging).await.unwrap_err().code(), Code::DataLoss, "{name}");
+        let again = Volume::create(&a, name, capability).await;
+        assert_eq!(again.err().map(|error| error.code()), Some(Code::DataLoss), "{name}");
+    }
+}
