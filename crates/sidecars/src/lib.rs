@@ -1,1 +1,26 @@
-//! Placeholder.
+//! What stands between API objects and a CSI driver: provision, publish, register.
+//!
+//! Each stage has the same four files as a controller; stages never import each other. A stage serves one driver and
+//! ignores the objects of all others.
+
+pub mod driver;
+pub mod failure;
+pub mod provision;
+pub mod publish;
+pub mod register;
+
+use std::sync::Arc;
+
+use cleat_runtime::{Caches, Clock};
+use kube::Client;
+
+pub use driver::Driver;
+pub use failure::Failure;
+
+/// What every sidecar is given.
+#[derive(Clone)]
+pub struct Context {
+    pub client: Client,
+    pub caches: Caches,
+    pub clock: Arc<dyn Clock>,
+}

@@ -1,0 +1,155 @@
+//! Calls the driver, and writes what came of it on the attachment.
+
+use std::collections::HashMap;
+
+use cleat_api::key::{Key, Meta as _};
+use cleat_api::keys::annotation;
+use cleat_api::names;
+use cleat_runtime::Outcome;
+use cleat_runtime::write::{self, Part, WriteError};
+use k8s_openapi::api::core::v1::{PersistentVolume, Secret, SecretReference};
+use k8s_openapi::api::storage::v1::VolumeAttachment;
+use serde_json::{Value, json};
+use tracing::{debug, info};
+
+use super::Publisher;
+use super::decide::{AttachmentSeen, Decision, Publish, Unpublish, VolumeDecision};
+use crate::Failure;
+
+/// The server refuses a longer message.
+const ERROR_BYTES: usize = 1024;
+
+impl Publisher {
+    pub(super) async fn settle_attachment(
+        &self,
+        seen: &AttachmentSeen,
+        decision: Decision,
+    ) -> Result<Outcome, Failure> {
+        let attachment = &seen.attachment;
+        let (attaching, result) = match decision {
+            Decision::Nothing => return Ok(Outcome::Done),
+            Decision::Confirm => (true, self.confirm(attachment, &HashMap::new()).await.map_err(Failure::from)),
+            Decision::Publish(publish) => (true, self.publish(attachment, *publish).await),
+            Decision::Unpublish(unpublish) => (false, self.unpublish(attachment, *unpublish).await),
+            Decision::Refuse { attaching, why } => (attaching, Err(Failure::Refused(why))),
+        };
+        if let Err(failure @ (Failure::Call(_) | Failure::Refused(_))) = &result {
+            self.note_failure(attachment, attaching, failure).await?;
+        }
+        result.map(|()| Outcome::Done)
+    }
+
+    async fn publish(&self, attachment: &VolumeAttachment, mut publish: Publish) -> Result<(), Failure> {
+        let finalizer = names::attacher_finalizer(&self.driver.name);
+        if publish.hold_volume {
+            let finalizers = publish.volume.metadata.finalizers_with(&finalizer);
+            let held = write::set_finalizers(&self.context.client, publish.volume.as_ref(), &finalizers).await?;
+            self.observed.volumes.observe_write(held);
+            cleat_crash::point("publish:volume-held");
+        }
+        if let Some(reference) = &publish.secret {
+            publish.request.secrets = self.secrets(reference).await?;
+        }
+        if publish.hold_attachment {
+            let patch = json!({ "metadata": {
+                "resourceVersion": attachment.metadata.resource_version,
+                "finalizers": attachment.metadata.finalizers_with(&finalizer),
+                "annotations": { annotation::CSI_NODE_ID: publish.request.node_id },
+            }});
+            let held = self.patch(attachment, Part::Whole, &patch).await?;
+            self.observed.attachments.observe_write(held);
+            cleat_crash::point("publish:attachment-held");
+        }
+        let place = self.publishing.acquire().await;
+        let context = self.driver.client.controller_publish_volume(publish.request).await?.publish_context;
+        drop(place);
+        cleat_crash::point("publish:published");
+        self.confirm(attachment, &context).await?;
+        info!(attachment = attachment.metadata.name, node = attachment.spec.node_name, "volume published");
+        Ok(())
+    }
+
+    async fn confirm(
+        &self,
+        attachment: &VolumeAttachment,
+        context: &HashMap<String, String>,
+    ) -> Result<(), WriteError> {
+        let patch = json!({ "status": { "attached": true, "attachmentMetadata": context, "attachError": null } });
+        let confirmed = self.patch(attachment, Part::Status, &patch).await?;
+        self.observed.attachments.observe_write(confirmed);
+        Ok(())
+    }
+
+    async fn unpublish(&self, attachment: &VolumeAttachment, mut unpublish: Unpublish) -> Result<(), Failure> {
+        if let Some(reference) = &unpublish.secret {
+            unpublish.request.secrets = self.secrets(reference).await?;
+        }
+        let place = self.unpublishing.acquire().await;
+        self.driver.client.controller_unpublish_volume(unpublish.request).await?;
+        drop(place);
+        cleat_crash::point("publish:unpublished");
+        let finalizers = attachment.metadata.finalizers_without(&names::attacher_finalizer(&self.driver.name));
+        let freed = write::set_finalizers(&self.context.client, attachment, &finalizers).await;
+        freed.map(drop).or_else(WriteError::absent_is_fine)?;
+        info!(attachment = attachment.metadata.name, node = attachment.spec.node_name, "volume unpublished");
+        // Others may hold the attachment still; whoever reads it must see that the volume is off.
+        let patch = json!({ "status": { "attached": false, "attachmentMetadata": null, "detachError": null } });
+        let status = self.patch(attachment, Part::Status, &patch).await;
+        status.map(drop).or_else(WriteError::absent_is_fine)?;
+        Ok(())
+    }
+
+    async fn note_failure(
+        &self,
+        attachment: &VolumeAttachment,
+        attaching: bool,
+        failure: &Failure,
+    ) -> Result<(), WriteError> {
+        let message = failure.to_string();
+        let end = message.floor_char_boundary(ERROR_BYTES);
+        let mut error = json!({ "time": self.context.clock.time(), "message": &message[..end] });
+        if let (true, Failure::Call(call)) = (attaching, failure) {
+            error["errorCode"] = json!(call.code() as i32);
+        }
+        let field = if attaching { "attachError" } else { "detachError" };
+        let attached = attachment.status.as_ref().is_some_and(|s| s.attached);
+        let patch = json!({ "status": { "attached": attached, field: error } });
+        let noted = self.patch(attachment, Part::Status, &patch).await;
+        noted.map(drop).or_else(WriteError::absent_is_fine)
+    }
+
+    async fn patch(
+        &self,
+        attachment: &VolumeAttachment,
+        part: Part,
+        patch: &Value,
+    ) -> Result<VolumeAttachment, WriteError> {
+        write::merge(&self.context.client, part, &Key::of(&attachment.metadata), patch).await
+    }
+
+    async fn secrets(&self, reference: &SecretReference) -> Result<HashMap<String, String>, Failure> {
+        let namespace = reference.namespace.clone().unwrap_or_default();
+        let key = Key::namespaced(namespace, reference.name.clone().unwrap_or_default());
+        let secret = write::live::<Secret>(&self.context.client, &key).await?;
+        let secret = secret.ok_or_else(|| Failure::Refused(format!("secret {key} not found")))?;
+        let data = secret.data.into_iter().flatten();
+        Ok(data.map(|(key, value)| (key, String::from_utf8_lossy(&value.0).into_owned())).collect())
+    }
+
+    pub(super) async fn settle_volume(
+        &self,
+        volume: &PersistentVolume,
+        decision: VolumeDecision,
+    ) -> Result<Outcome, Failure> {
+        match decision {
+            VolumeDecision::Nothing => {}
+            VolumeDecision::WaitForDetach => debug!("deleted volume is still attached"),
+            VolumeDecision::LetGo => {
+                let finalizers = volume.metadata.finalizers_without(&names::attacher_finalizer(&self.driver.name));
+                let freed = write::set_finalizers(&self.context.client, volume, &finalizers).await;
+                freed.map(drop).or_else(WriteError::absent_is_fine)?;
+            }
+        }
+        Ok(Outcome::Done)
+    }
+}

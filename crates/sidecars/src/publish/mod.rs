@@ -1,0 +1,134 @@
+//! The attacher: a VolumeAttachment becomes ControllerPublishVolume, its deletion ControllerUnpublishVolume.
+//!
+//! Guarantees:
+//! - Before ControllerPublishVolume is called, the attachment holds our finalizer and the node id of the call: from then on
+//!   it cannot vanish without ControllerUnpublishVolume, whatever the call's outcome was.
+//! - The volume holds our finalizer as long as an attachment may need its handle.
+//! - When an attachment leaves, the finalizer goes first and the status after it: the other way round would unpublish
+//!   twice.
+//!
+//! Crash points: `publish:volume-held`, `publish:attachment-held`, `publish:published` (before the status says so),
+//! `publish:unpublished` (before the finalizer goes).
+
+mod act;
+pub mod decide;
+mod observe;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cleat_runtime::{Backoff, Change, Outcome, Queue, work};
+use k8s_openapi::api::storage::v1::VolumeAttachment;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use crate::driver::Capability;
+use crate::{Context, Driver, Failure};
+
+/// Attachments in hand at once; most of them wait for one of the places below.
+const AT_ONCE: usize = 1024;
+/// Driver calls at once, apart for each direction: detaches that hang never delay an attach.
+const CALLS: usize = 100;
+
+#[derive(Clone)]
+struct Publisher {
+    context: Context,
+    driver: Driver,
+    observed: observe::Observed,
+    publishing: Arc<Semaphore>,
+    unpublishing: Arc<Semaphore>,
+}
+
+/// Runs until `stop`.
+pub async fn run(context: Context, driver: Driver, stop: CancellationToken) {
+    let retry = Backoff::new(Duration::from_secs(1), Duration::from_secs(300));
+    let (attachments, volumes) = (Queue::new(retry), Queue::new(retry));
+    let observed = observe::Observed::new(&context.caches);
+    observed.synced().await;
+    wake(&observed, &attachments, &volumes);
+    let (publishing, unpublishing) = (Arc::new(Semaphore::new(CALLS)), Arc::new(Semaphore::new(CALLS)));
+    let publisher = Publisher { context, driver, observed, publishing, unpublishing };
+    let other = publisher.clone();
+    // One queue for both directions: an attachment is never published and unpublished at the same time.
+    tokio::join!(
+        work("publish", attachments, AT_ONCE, stop.clone(), move |name| publisher.clone().reconcile_attachment(name)),
+        work("publish-volume", volumes, AT_ONCE, stop, move |name| other.clone().reconcile_volume(name)),
+    );
+}
+
+fn wake(observed: &observe::Observed, attachments: &Queue<String>, volumes: &Queue<String>) {
+    let q = attachments.clone();
+    let add = move |attachment: &VolumeAttachment| q.add(attachment.metadata.name.clone().unwrap_or_default());
+    let (add_one, q) = (add.clone(), volumes.clone());
+    observed.attachments.subscribe(move |change| match change {
+        Change::Applied { old, new } if old.as_ref().is_none_or(|old| !only_errors_differ(old, new)) => add_one(new),
+        Change::Applied { .. } => {}
+        Change::Deleted(gone) => {
+            if let Some(volume) = &gone.spec.source.persistent_volume_name {
+                q.add(volume.clone());
+            }
+        }
+    });
+    let (add_all, q, seen) = (add.clone(), volumes.clone(), observed.clone());
+    observed.volumes.subscribe(move |change| {
+        let name = change.object().metadata.name.clone().unwrap_or_default();
+        let is_news = matches!(change, Change::Applied { old: None, .. });
+        if is_news {
+            seen.attachments_of_volume(&name).iter().for_each(|a| add_all(a));
+        }
+        q.add(name);
+    });
+    let seen = observed.clone();
+    observed.csi_nodes.subscribe(move |change| {
+        let node = change.object().metadata.name.clone().unwrap_or_default();
+        seen.attachments_of_node(&node).iter().for_each(|a| add(a));
+    });
+}
+
+/// Our own note of a failure must not wake us: that would undo the backoff.
+fn only_errors_differ(old: &VolumeAttachment, new: &VolumeAttachment) -> bool {
+    let bare = |attachment: &VolumeAttachment| {
+        let mut bare = attachment.clone();
+        bare.metadata.resource_version = None;
+        if let Some(status) = &mut bare.status {
+            status.attach_error = None;
+            status.detach_error = None;
+        }
+        bare.status.get_or_insert_default();
+        bare
+    };
+    old.metadata.resource_version != new.metadata.resource_version && bare(old) == bare(new)
+}
+
+impl Publisher {
+    async fn reconcile_attachment(self, name: String) -> Result<Outcome, Failure> {
+        let Some(seen) = self.observed.attachment(&name, &self.driver) else { return Ok(Outcome::Done) };
+        let decision = decide::attachment(&seen);
+        self.settle_attachment(&seen, decision).await
+    }
+
+    async fn reconcile_volume(self, name: String) -> Result<Outcome, Failure> {
+        let Some(volume) = self.observed.volumes.named(&name) else { return Ok(Outcome::Done) };
+        let attachments = self.observed.attachments_of_volume(&name).len();
+        let decision = decide::volume(&volume, &self.driver.name, attachments);
+        self.settle_volume(&volume, decision).await
+    }
+}
+
+/// What the driver's capabilities mean for publishing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Abilities {
+    pub publishes: bool,
+    pub publishes_read_only: bool,
+    pub tells_writers_apart: bool,
+}
+
+impl Abilities {
+    fn of(driver: &Driver) -> Self {
+        Self {
+            publishes: driver.can(Capability::PublishUnpublishVolume),
+            publishes_read_only: driver.can(Capability::PublishReadonly),
+            tells_writers_apart: driver.can(Capability::SingleNodeMultiWriter),
+        }
+    }
+}
