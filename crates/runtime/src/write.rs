@@ -26,12 +26,12 @@ pub struct WriteError {
     kind: String,
     key: Key,
     #[source]
-    source: kube::Error,
+    source: Box<kube::Error>,
 }
 
 impl WriteError {
     fn code(&self) -> Option<u16> {
-        match &self.source {
+        match &*self.source {
             kube::Error::Api(status) => Some(status.code),
             _ => None,
         }
@@ -43,7 +43,7 @@ impl WriteError {
     }
 
     pub fn already_exists(&self) -> bool {
-        matches!(&self.source, kube::Error::Api(status) if status.reason == "AlreadyExists")
+        matches!(&*self.source, kube::Error::Api(status) if status.reason == "AlreadyExists")
     }
 
     pub fn is_not_found(&self) -> bool {
@@ -90,7 +90,7 @@ where
 
 fn failed<K: Reachable>(verb: &'static str, key: &Key) -> impl FnOnce(kube::Error) -> WriteError {
     let key = key.clone();
-    move |source| WriteError { verb, kind: K::kind(&()).into_owned(), key, source }
+    move |source| WriteError { verb, kind: K::kind(&()).into_owned(), key, source: Box::new(source) }
 }
 
 pub async fn create<K: Reachable>(client: &Client, object: &K) -> Result<K, WriteError> {
@@ -176,7 +176,8 @@ pub async fn bind_pod(client: &Client, pod: &Pod, node: &str) -> Result<(), Writ
             ..ObjectReference::default()
         },
     };
-    let failed = |source| WriteError { verb: "bind", kind: "Pod".to_owned(), key: key.clone(), source };
+    let failed =
+        |source| WriteError { verb: "bind", kind: "Pod".to_owned(), key: key.clone(), source: Box::new(source) };
     let api: Api<Pod> = Api::namespaced(client.clone(), key.namespace.as_deref().unwrap_or("default"));
     let bound: Result<Status, _> = api.create_subresource("binding", &key.name, &PostParams::default(), &binding).await;
     bound.map(drop).map_err(failed)

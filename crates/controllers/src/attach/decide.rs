@@ -223,14 +223,18 @@ mod tests {
         let late = Wanted { since: Timestamp::from_second(2).ok(), ..wanted("p", "a") };
         for (case, seen, want) in [
             ("nobody wants it", seen(&[], &[]), vec![]),
-            ("wanted and not attached", seen(&[a.clone()], &[]), vec![attach("a")]),
-            ("attached and wanted", seen(&[a.clone()], &[on("a", Confirmed)]), vec![]),
+            ("wanted and not attached", seen(std::slice::from_ref(&a), &[]), vec![attach("a")]),
+            ("attached and wanted", seen(std::slice::from_ref(&a), &[on("a", Confirmed)]), vec![]),
             (
                 "the driver has not answered",
-                seen(&[a.clone()], &[on("a", Unconfirmed)]),
+                seen(std::slice::from_ref(&a), &[on("a", Unconfirmed)]),
                 vec![wait("a", Wait::ForDriver)],
             ),
-            ("wanted again while leaving", seen(&[a.clone()], &[on("a", Leaving)]), vec![wait("a", Wait::ForDetach)]),
+            (
+                "wanted again while leaving",
+                seen(std::slice::from_ref(&a), &[on("a", Leaving)]),
+                vec![wait("a", Wait::ForDetach)],
+            ),
             (
                 "unwanted, mounted",
                 seen(&[], &[reported(in_use(on("a", Confirmed)))]),
