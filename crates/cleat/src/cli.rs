@@ -1,0 +1,92 @@
+//! What the command line accepts.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+/// The Kubernetes volume stack in one binary.
+#[derive(Debug, Parser)]
+#[command(name = "cleat", version, about)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Runs the whole stack: API server, controllers, sidecars, node agents and the block driver.
+    Up(UpArgs),
+    /// Takes one claim through its whole life in a temporary directory, and says how long each phase took.
+    Demo(DemoArgs),
+    /// Runs one CSI driver.
+    Driver {
+        #[command(subcommand)]
+        driver: crate::driver::DriverCommand,
+    },
+}
+
+#[derive(Args, Debug)]
+pub struct UpArgs {
+    /// Where everything is kept: the store, certificates, the kubeconfig, volumes and node directories.
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: PathBuf,
+    /// How many nodes to run on this machine.
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub nodes: u16,
+    /// Where the API server listens; port 0 takes a free one.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6443")]
+    pub listen: SocketAddr,
+}
+
+#[derive(Args, Debug)]
+pub struct DemoArgs {
+    /// Leaves the directory behind, for a look at it.
+    #[arg(long)]
+    pub keep: bool,
+}
+
+impl Cli {
+    pub fn run(self) -> ExitCode {
+        let default = match self.command {
+            // The demonstration tells its own story.
+            Command::Demo(_) => "error",
+            Command::Up(_) | Command::Driver { .. } => "info",
+        };
+        log_to_stderr(default);
+        let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+            Ok(runtime) => runtime,
+            Err(error) => {
+                eprintln!("cleat: cannot start: {error}");
+                return ExitCode::FAILURE;
+            }
+        };
+        let result = match self.command {
+            Command::Up(args) => runtime.block_on(crate::up::command(args)),
+            Command::Demo(args) => runtime.block_on(crate::demo::command(args)),
+            Command::Driver { driver } => runtime.block_on(crate::driver::command(driver)),
+        };
+        // A blocking call that hangs must not keep the process.
+        runtime.shutdown_timeout(std::time::Duration::from_secs(2));
+        match result {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("cleat: {error:#}");
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+fn log_to_stderr(default: &str) {
+    use std::io::IsTerminal as _;
+    let filter = EnvFilter::try_from_env("CLEAT_LOG").unwrap_or_else(|_| EnvFilter::new(default));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+}

@@ -1,0 +1,67 @@
+//! `cleat demo`: one claim's whole life, on the real stack, in a temporary directory.
+//!
+//! It counts as passed only if every phase held and nothing is left behind: no object, no image, no mount, no loop
+//! device, no process.
+
+mod leftovers;
+mod phases;
+mod story;
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use tokio_util::sync::CancellationToken;
+
+use crate::cli::DemoArgs;
+use crate::up::{Config, Stack, require_root, signals};
+use phases::Phases;
+use story::Tale;
+
+/// Far longer than the whole takes; a phase that hangs is a failure, with the state of things as its reason.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub async fn command(args: DemoArgs) -> Result<()> {
+    require_root()?;
+    let program = std::env::current_exe().context("finding the cleat binary")?;
+    let stop = CancellationToken::new();
+    signals::cancel_on_end(stop.clone())?;
+    // Sockets have short names; the system's temporary directory keeps them so.
+    let directory = tempfile::Builder::new().prefix("cleat-").tempdir().context("making a temporary directory")?;
+    let told = Phases::new();
+    let path = directory.path().to_owned();
+    let config = Config { data_dir: path.clone(), nodes: 2, listen: ([127, 0, 0, 1], 0).into(), program };
+    let result = tokio::select! {
+        result = round_trip(config, &told) => result,
+        () = stop.cancelled() => Err(anyhow::anyhow!("interrupted")),
+    };
+    // Whatever happened, no mount may keep the directory from being removed.
+    let swept = leftovers::sweep(&path);
+    if args.keep {
+        println!("kept: {}", directory.keep().display());
+    }
+    result.and(swept)?;
+    told.finish();
+    Ok(())
+}
+
+async fn round_trip(config: Config, told: &Phases) -> Result<()> {
+    println!("cleat demo: one claim, two nodes, in {}\n", config.data_dir.display());
+    let stack = told.phase("stack started", Stack::start(config)).await?;
+    let result = tell(&stack, told).await;
+    let layout = stack.layout().clone();
+    told.phase("stack stopped", async {
+        stack.stop().await;
+        Ok(())
+    })
+    .await?;
+    result?;
+    told.phase("nothing left behind", async { leftovers::none(&layout) }).await
+}
+
+async fn tell(stack: &Stack, told: &Phases) -> Result<()> {
+    let tale = Tale::new(stack);
+    match tokio::time::timeout(PATIENCE, tale.tell(told)).await {
+        Ok(result) => result,
+        Err(_) => bail!("not done after {PATIENCE:?}; {}", tale.state().await),
+    }
+}

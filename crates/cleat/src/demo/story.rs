@@ -1,0 +1,229 @@
+//! The claim's life, step by step: each step asks the API for something and waits until it holds.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use cleat_api::keys::VOLUMES_MOUNTED;
+use cleat_api::{claim, condition};
+use k8s_openapi::api::core::v1::{
+    Container, Event, Node, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec,
+    PersistentVolumeClaimVolumeSource, Pod, PodSpec, Volume, VolumeMount, VolumeResourceRequirements,
+};
+use k8s_openapi::api::storage::v1::VolumeAttachment;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use kube::runtime::wait::{Condition, await_condition, conditions};
+use kube::{Client, ResourceExt as _};
+
+use super::phases::Phases;
+use crate::up::Stack;
+use crate::up::layout::Layout;
+use crate::up::objects::CLASS;
+
+const CLAIM: &str = "demo";
+const TEXT: &str = "written through the first pod, read through the second\n";
+
+pub struct Tale {
+    layout: Layout,
+    claims: Api<PersistentVolumeClaim>,
+    pods: Api<Pod>,
+    volumes: Api<PersistentVolume>,
+    attachments: Api<VolumeAttachment>,
+    nodes: Api<Node>,
+    events: Api<Event>,
+}
+
+impl Tale {
+    pub fn new(stack: &Stack) -> Self {
+        let client: Client = stack.client();
+        Self {
+            layout: stack.layout().clone(),
+            claims: Api::namespaced(client.clone(), "default"),
+            pods: Api::namespaced(client.clone(), "default"),
+            volumes: Api::all(client.clone()),
+            attachments: Api::all(client.clone()),
+            nodes: Api::all(client.clone()),
+            events: Api::namespaced(client, "default"),
+        }
+    }
+
+    pub async fn tell(&self, told: &Phases) -> Result<()> {
+        told.phase("two nodes ready, driver registered", self.nodes_ready()).await?;
+        let volume = told.phase("claim created, bound to a new volume", self.claim_bound()).await?;
+        let first = told.phase("first pod created on node-1", self.create_pod("first", "node-1")).await?;
+        told.phase("  volume attached to node-1", self.attached(&volume, "node-1")).await?;
+        told.phase("  formatted, staged and published", self.mounted("first")).await?;
+        let file = self.file(&first, "node-1", &volume);
+        told.phase("file written through the pod's mount", async { write(&file) }).await?;
+        told.phase("first pod deleted, unmounted", self.pod_gone(&first)).await?;
+        told.phase("  volume detached from node-1", self.detached()).await?;
+        let second = told.phase("second pod created on node-2", self.create_pod("second", "node-2")).await?;
+        told.phase("  volume attached to node-2", self.attached(&volume, "node-2")).await?;
+        told.phase("  staged and published, not formatted again", self.mounted("second")).await?;
+        let file = self.file(&second, "node-2", &volume);
+        told.phase("the same file read on the other node", async { read(&file) }).await?;
+        told.phase("second pod deleted, unmounted", self.pod_gone(&second)).await?;
+        told.phase("  volume detached from node-2", self.detached()).await?;
+        told.phase("claim deleted, volume and image gone", self.claim_gone(&volume)).await
+    }
+
+    /// For an error: what the objects and the last events say.
+    pub async fn state(&self) -> String {
+        let mut lines = Vec::new();
+        let events = self.events.list(&ListParams::default()).await.map(|l| l.items).unwrap_or_default();
+        for event in events.iter().filter(|e| e.type_.as_deref() == Some("Warning")) {
+            let about = event.involved_object.name.as_deref().unwrap_or_default();
+            lines.push(format!("{about}: {}", event.message.as_deref().unwrap_or_default()));
+        }
+        for pod in self.pods.list(&ListParams::default()).await.map(|l| l.items).unwrap_or_default() {
+            let why = condition::pod_condition(&pod, VOLUMES_MOUNTED).and_then(|c| c.message.clone());
+            lines.push(format!(
+                "pod {}: {}",
+                pod.name_any(),
+                why.unwrap_or_else(|| "no word from its node".to_owned())
+            ));
+        }
+        if lines.is_empty() { "no warning was recorded".to_owned() } else { lines.join("; ") }
+    }
+
+    async fn nodes_ready(&self) -> Result<()> {
+        for name in ["node-1", "node-2"] {
+            let is_ready = |node: Option<&Node>| {
+                node.is_some_and(|n| {
+                    condition::node_is_ready(n)
+                        && n.annotations().contains_key(cleat_api::keys::annotation::NODE_CSI_IDS)
+                })
+            };
+            wait(&self.nodes, name, is_ready).await?;
+        }
+        Ok(())
+    }
+
+    async fn claim_bound(&self) -> Result<String> {
+        let request = VolumeResourceRequirements {
+            requests: Some(BTreeMap::from([("storage".to_owned(), Quantity("1Gi".to_owned()))])),
+            ..VolumeResourceRequirements::default()
+        };
+        let wanted = PersistentVolumeClaim {
+            metadata: named(CLAIM),
+            spec: Some(PersistentVolumeClaimSpec {
+                access_modes: Some(vec!["ReadWriteOnce".to_owned()]),
+                resources: Some(request),
+                storage_class_name: Some(CLASS.to_owned()),
+                ..PersistentVolumeClaimSpec::default()
+            }),
+            status: None,
+        };
+        self.claims.create(&PostParams::default(), &wanted).await.context("creating the claim")?;
+        let is_bound = |c: Option<&PersistentVolumeClaim>| c.is_some_and(|c| claim::claim_phase(c) == "Bound");
+        let bound = wait(&self.claims, CLAIM, is_bound).await?;
+        bound.as_ref().and_then(claim::volume_name).map(ToOwned::to_owned).context("bound to no volume")
+    }
+
+    async fn create_pod(&self, name: &str, node: &str) -> Result<Pod> {
+        let pod = Pod {
+            metadata: named(name),
+            spec: Some(PodSpec {
+                node_name: Some(node.to_owned()),
+                containers: vec![Container {
+                    name: "main".to_owned(),
+                    image: Some("busybox".to_owned()),
+                    volume_mounts: Some(vec![VolumeMount {
+                        name: "data".to_owned(),
+                        mount_path: "/data".to_owned(),
+                        ..VolumeMount::default()
+                    }]),
+                    ..Container::default()
+                }],
+                volumes: Some(vec![Volume {
+                    name: "data".to_owned(),
+                    persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
+                        claim_name: CLAIM.to_owned(),
+                        read_only: None,
+                    }),
+                    ..Volume::default()
+                }]),
+                ..PodSpec::default()
+            }),
+            status: None,
+        };
+        self.pods.create(&PostParams::default(), &pod).await.context("creating the pod")
+    }
+
+    async fn attached(&self, volume: &str, node: &str) -> Result<()> {
+        let volume = self.volumes.get(volume).await.context("reading the volume")?;
+        let csi = volume.spec.and_then(|s| s.csi).context("not a CSI volume")?;
+        let unique = cleat_api::names::unique_volume(&csi.driver, &csi.volume_handle);
+        let lists = move |node: Option<&Node>| {
+            let attached = node.and_then(|n| n.status.as_ref()).and_then(|s| s.volumes_attached.as_ref());
+            attached.is_some_and(|all| all.iter().any(|v| v.name == unique))
+        };
+        wait(&self.nodes, node, lists).await.map(drop)
+    }
+
+    async fn mounted(&self, pod: &str) -> Result<()> {
+        let is_mounted = |pod: Option<&Pod>| {
+            pod.and_then(|p| condition::pod_condition(p, VOLUMES_MOUNTED)).is_some_and(|c| c.status == "True")
+        };
+        wait(&self.pods, pod, is_mounted).await.map(drop)
+    }
+
+    fn file(&self, pod: &Pod, node: &str, volume: &str) -> PathBuf {
+        let pods = self.layout.node(node).join("pods").join(pod.uid().unwrap_or_default());
+        pods.join("volumes/kubernetes.io~csi").join(volume).join("mount/message.txt")
+    }
+
+    async fn pod_gone(&self, pod: &Pod) -> Result<()> {
+        let name = pod.name_any();
+        self.pods.delete(&name, &DeleteParams::default()).await.context("deleting the pod")?;
+        let uid = pod.uid().unwrap_or_default();
+        await_condition(self.pods.clone(), &name, conditions::is_deleted(&uid)).await.context("waiting for the pod")?;
+        Ok(())
+    }
+
+    async fn detached(&self) -> Result<()> {
+        for attachment in self.attachments.list(&ListParams::default()).await?.items {
+            let uid = attachment.uid().unwrap_or_default();
+            await_condition(self.attachments.clone(), &attachment.name_any(), conditions::is_deleted(&uid)).await?;
+        }
+        Ok(())
+    }
+
+    async fn claim_gone(&self, volume: &str) -> Result<()> {
+        let volume = self.volumes.get(volume).await.context("reading the volume")?;
+        self.claims.delete(CLAIM, &DeleteParams::default()).await.context("deleting the claim")?;
+        let uid = volume.uid().unwrap_or_default();
+        await_condition(self.volumes.clone(), &volume.name_any(), conditions::is_deleted(&uid)).await?;
+        let left = self.claims.list(&ListParams::default()).await?.items.len();
+        ensure!(left == 0, "{left} claims are left");
+        Ok(())
+    }
+}
+
+async fn wait<K>(api: &Api<K>, name: &str, holds: impl Condition<K>) -> Result<Option<K>>
+where
+    K: Clone + std::fmt::Debug + Send + serde::de::DeserializeOwned + kube::Resource + 'static,
+{
+    await_condition(api.clone(), name, holds).await.with_context(|| format!("waiting for {name}"))
+}
+
+fn named(name: &str) -> ObjectMeta {
+    ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() }
+}
+
+/// Durable before the pod goes: what is read later came through the volume, not through a cache.
+fn write(path: &PathBuf) -> Result<()> {
+    use std::io::Write as _;
+    let mut file = std::fs::File::create_new(path).with_context(|| format!("creating {}", path.display()))?;
+    file.write_all(TEXT.as_bytes()).and_then(|()| file.sync_all()).context("writing the file")
+}
+
+fn read(path: &PathBuf) -> Result<()> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    if text != TEXT {
+        bail!("{} says {text:?}", path.display());
+    }
+    Ok(())
+}

@@ -1,0 +1,223 @@
+//! The whole stack in one process, the drivers as children.
+//!
+//! Everything but the drivers talks to the API server through its in-process client. Order of starting: server, the
+//! objects it brings along, drivers, then everybody else. Order of stopping: whoever acts, then the drivers, then the
+//! server, so that nobody loses the ground while still working. What is mounted stays mounted.
+
+pub mod layout;
+pub mod objects;
+pub mod signals;
+pub mod supervise;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, bail};
+use cleat_apiserver::ApiServer;
+use cleat_csi::Endpoint;
+use cleat_drivers::block;
+use cleat_runtime::{Caches, SystemClock};
+use cleat_sidecars::register::Announcement;
+use kube::Client;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info};
+
+use crate::cli::UpArgs;
+use layout::{Layout, node_names};
+use supervise::{Program, Supervised};
+
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub data_dir: PathBuf,
+    pub nodes: u16,
+    pub listen: SocketAddr,
+    /// The `cleat` binary, which is also the driver.
+    pub program: PathBuf,
+}
+
+/// A running stack.
+pub struct Stack {
+    server: Arc<ApiServer>,
+    layout: Layout,
+    /// One set of watches for everybody in the process.
+    caches: Caches,
+    acting: JoinSet<()>,
+    serving: JoinSet<()>,
+    drivers: Vec<Supervised>,
+    stop_acting: CancellationToken,
+    stop_serving: CancellationToken,
+}
+
+pub async fn command(args: UpArgs) -> Result<()> {
+    let program = std::env::current_exe().context("finding the cleat binary")?;
+    let stop = CancellationToken::new();
+    signals::cancel_on_end(stop.clone())?;
+    let UpArgs { data_dir, nodes, listen } = args;
+    let stack = Stack::start(Config { data_dir, nodes, listen, program }).await?;
+    println!("cleat is up at https://{}", stack.server.address());
+    println!("  export KUBECONFIG={}", stack.kubeconfig().display());
+    stop.cancelled().await;
+    info!("stopping");
+    stack.stop().await;
+    Ok(())
+}
+
+/// Mounts and loop devices are the kernel's: without the right to them nothing below can work.
+pub fn require_root() -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        bail!("mounts and loop devices need root: run this command as root (sudo)");
+    }
+    Ok(())
+}
+
+impl Stack {
+    pub async fn start(config: Config) -> Result<Self> {
+        require_root()?;
+        let names = node_names(config.nodes);
+        let layout = prepare(&config.data_dir, &names)?;
+        let server =
+            ApiServer::open(cleat_apiserver::Config { data_dir: layout.root().to_owned(), listen: config.listen })
+                .await
+                .with_context(|| format!("opening the API server in {}", layout.root().display()))?;
+        let stop_acting = CancellationToken::new();
+        let mut stack = Self {
+            caches: Caches::new(server.client("system:cleat:caches"), stop_acting.clone()),
+            server: Arc::new(server),
+            drivers: Vec::new(),
+            acting: JoinSet::new(),
+            serving: JoinSet::new(),
+            stop_serving: CancellationToken::new(),
+            stop_acting,
+            layout,
+        };
+        let (server, stop) = (stack.server.clone(), stack.stop_serving.clone());
+        stack.serving.spawn(async move { server.serve(stop).await });
+        objects::ensure(&stack.client()).await?;
+        stack.start_drivers(&config.program, &names)?;
+        stack.start_controllers();
+        stack.start_sidecars(&names);
+        stack.start_nodes(&names);
+        info!(data = %stack.layout.root().display(), nodes = names.len(), "up");
+        Ok(stack)
+    }
+
+    /// A client with every right, in this process.
+    pub fn client(&self) -> Client {
+        self.server.client("system:admin")
+    }
+
+    pub fn kubeconfig(&self) -> &Path {
+        self.server.kubeconfig()
+    }
+
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Stops everything and waits for it.
+    pub async fn stop(mut self) {
+        self.stop_acting.cancel();
+        while self.acting.join_next().await.is_some() {}
+        let drivers = std::mem::take(&mut self.drivers);
+        let ended = tokio::task::spawn_blocking(|| drivers.into_iter().for_each(Supervised::end));
+        if let Err(failure) = ended.await {
+            error!(%failure, "drivers were not stopped in order");
+        }
+        self.stop_serving.cancel();
+        while self.serving.join_next().await.is_some() {}
+    }
+
+    fn start_drivers(&mut self, program: &Path, nodes: &[String]) -> Result<()> {
+        let pool = self.layout.pool();
+        let mut start = |name: String, socket: PathBuf, node: &str, mode: &str| -> Result<()> {
+            let arguments = ["driver", "block", "--with-parent", "--node-id", node, "--mode", mode];
+            let mut arguments: Vec<_> = arguments.into_iter().map(Into::into).collect();
+            arguments.push("--pool".into());
+            arguments.push(pool.clone().into());
+            arguments.push("--endpoint".into());
+            arguments.push(socket.into());
+            let program = Program { path: program.to_owned(), arguments };
+            let child = Supervised::start(name.clone(), program);
+            self.drivers.push(child.with_context(|| format!("starting {name}"))?);
+            Ok(())
+        };
+        start("driver".to_owned(), self.layout.controller_socket(), "controller", "controller")?;
+        for node in nodes {
+            start(format!("driver {node}"), self.layout.node_socket(node, block::NAME), node, "node")?;
+        }
+        Ok(())
+    }
+
+    fn start_controllers(&mut self) {
+        use cleat_controllers::{Context, attach, bind, protect, schedule};
+        let context = |user: &str| Context {
+            client: self.server.client(user),
+            caches: self.caches.clone(),
+            clock: Arc::new(SystemClock),
+        };
+        let stop = || self.stop_acting.clone();
+        self.acting.spawn(bind::run(context("system:cleat:binder"), stop()));
+        self.acting.spawn(protect::run(context("system:cleat:protector"), stop()));
+        self.acting.spawn(schedule::run(context("system:cleat:scheduler"), stop()));
+        self.acting.spawn(attach::run(context("system:cleat:attach-detach"), stop()));
+    }
+
+    fn start_sidecars(&mut self, nodes: &[String]) {
+        use cleat_sidecars::{Context, Driver, provision, publish, register};
+        let context = |user: &str| Context {
+            client: self.server.client(user),
+            caches: self.caches.clone(),
+            clock: Arc::new(SystemClock),
+        };
+        let client = cleat_csi::Client::new(Endpoint::unix(self.layout.controller_socket()));
+        let (provisioner, attacher) = (context("system:cleat:provisioner"), context("system:cleat:attacher"));
+        let stop = self.stop_acting.clone();
+        self.acting.spawn(async move {
+            let Some(driver) = Driver::connect(client, &stop).await else { return };
+            tokio::join!(
+                provision::run(provisioner, driver.clone(), stop.clone()),
+                publish::run(attacher, driver, stop.clone())
+            );
+        });
+        for node in nodes {
+            let announcement = Announcement {
+                driver_socket: self.layout.node_socket(node, block::NAME),
+                registry: self.layout.registry(node),
+            };
+            let stop = self.stop_acting.clone();
+            self.acting.spawn(async move {
+                if let Err(failure) = register::run(announcement, stop).await {
+                    error!(%failure, "the driver cannot be announced to its node");
+                }
+            });
+        }
+    }
+
+    fn start_nodes(&mut self, nodes: &[String]) {
+        for name in nodes {
+            let config = cleat_node::Config { name: name.clone(), root: self.layout.node(name) };
+            let client = self.server.client(&format!("system:node:{name}"));
+            let agent = cleat_node::Agent::new(config, client, self.caches.clone());
+            let stop = self.stop_acting.clone();
+            self.acting.spawn(async move { agent.run(stop).await });
+        }
+    }
+}
+
+/// Makes the directories that must be there before anything starts.
+fn prepare(data_dir: &Path, nodes: &[String]) -> Result<Layout> {
+    std::fs::create_dir_all(data_dir).with_context(|| format!("creating {}", data_dir.display()))?;
+    let root = data_dir.canonicalize().with_context(|| format!("resolving {}", data_dir.display()))?;
+    let layout = Layout::new(root);
+    let mut directories = vec![layout.pool()];
+    for node in nodes {
+        directories.push(layout.registry(node));
+        directories.extend(layout.node_socket(node, block::NAME).parent().map(Path::to_owned));
+    }
+    for directory in directories {
+        std::fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
+    }
+    Ok(layout)
+}
