@@ -1,0 +1,3 @@
+//! How volumes of each kind are mounted.
+
+pub(crate) mod csi;
