@@ -249,8 +249,7 @@ fn debug_output_holds_no_secret() {
             ("fsType".to_owned(), "xfs".to_owned()),
         ])
     };
-    let publish =
-        v1::NodePublishVolumeRequest { secrets: secrets(), volume_context: tokens(), ..Default::default() };
+    let publish = v1::NodePublishVolumeRequest { secrets: secrets(), volume_context: tokens(), ..Default::default() };
     let shown = format!("{publish:?} {publish:#?}");
     assert!(shown.contains("fsType") && shown.contains("xfs") && shown.contains("password"), "{shown}");
     for shown in [

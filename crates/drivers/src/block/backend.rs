@@ -1,4 +1,4 @@
-//! The files of a pool: `volumes/<id>.json`, `volumes/<id>.img`, `locks/<id>`. Everything blocks.
+//! The files of a pool: `volumes/<id>.json`, `volumes/<id>.img`, `locks/<number>`. Everything blocks.
 //!
 //! A volume exists if and only if its record does. Deletion renames the record to `<id>.gone` first: what that names is
 //! rubbish, and whoever deletes or creates the volume next finishes the removal. Must not look at devices or mounts; callers make sure that an image
@@ -6,19 +6,24 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Write},
-    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use cleat_crash::point;
 use rustix::fs::{FlockOperation, flock};
+use sha2::{Digest, Sha256};
 
 use super::{
     failure::Failure,
     record::{Contents, Publication, Record, Verdict},
     request::{Wanted, id_for, is_id},
 };
+
+/// Volumes share lock files by their hash: none has to be made or removed with a volume, and that two volumes meet in one
+/// costs a short wait now and then.
+const LOCKS: u16 = 4096;
 
 /// Longer than any step that is done under a lock, except a format.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
@@ -38,6 +43,16 @@ pub(crate) struct Pool {
     root: PathBuf,
     volumes: PathBuf,
     locks: PathBuf,
+    sync_names: SyncNames,
+}
+
+/// What it takes to make the name of a new file durable.
+#[derive(Clone, Copy, PartialEq)]
+enum SyncNames {
+    /// ext4, xfs and btrfs commit it together with the file.
+    WithFile,
+    /// What POSIX promises.
+    WithDirectory,
 }
 
 /// A volume while no other process changes it.
@@ -57,7 +72,8 @@ impl Pool {
         make_directory(&volumes).map_err(failed("make volumes/"))?;
         make_directory(&locks).map_err(failed("make locks/"))?;
         sync_directory(&root).map_err(failed("sync it"))?;
-        Ok(Pool { root, volumes, locks })
+        let sync_names = SyncNames::on(&volumes).map_err(failed("look at its file system"))?;
+        Ok(Pool { root, volumes, locks, sync_names })
     }
 
     pub(crate) fn root(&self) -> &Path {
@@ -81,17 +97,15 @@ impl Pool {
         if !is_id(id) {
             return Err(Failure::NoVolume(id.to_owned()));
         }
-        let path = self.locks.join(id);
+        let path = self.locks.join(lock_name(id));
         let failed = |source| Failure::Files { step: "lock", path: path.clone(), source };
+        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+        let file = file.map_err(failed)?;
         let until = Instant::now() + LOCK_PATIENCE;
         let mut pause = Duration::from_micros(200);
         loop {
-            let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
-            let file = file.map_err(failed)?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // A deleted volume takes its lock file along; only the file that is there now excludes others.
-                Ok(()) if is_same(&file, &path).map_err(failed)? => return Ok(Locked { pool: self, id, _lock: file }),
-                Ok(()) => continue,
+                Ok(()) => return Ok(Locked { pool: self, id, _lock: file }),
                 Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) if Instant::now() < until => {}
                 Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {
                     return Err(Failure::Busy(id.to_owned()));
@@ -103,19 +117,13 @@ impl Pool {
         }
     }
 
-    /// The volume locked, with its record; or nothing, and then no lock file is left either.
+    /// The volume locked, with its record.
     pub(crate) fn existing<'a>(&'a self, id: &'a str) -> Result<Option<(Locked<'a>, Record)>, Failure> {
         if self.peek(id)?.is_none() {
             return Ok(None);
         }
         let volume = self.lock(id)?;
-        match self.peek(id)? {
-            Some(record) => Ok(Some((volume, record))),
-            None => {
-                volume.forget_lock();
-                Ok(None)
-            }
-        }
+        Ok(self.peek(id)?.map(|record| (volume, record)))
     }
 
     /// Finishes a deletion that was cut short; without one there is nothing to do.
@@ -129,9 +137,7 @@ impl Pool {
             return Ok(());
         }
         volume.remove_remains()?;
-        sync_directory(&self.volumes).map_err(failed("sync", &self.volumes))?;
-        volume.forget_lock();
-        Ok(())
+        sync_directory(&self.volumes).map_err(failed("sync", &self.volumes))
     }
 
     pub(crate) fn must_exist<'a>(&'a self, id: &'a str) -> Result<(Locked<'a>, Record), Failure> {
@@ -163,7 +169,7 @@ impl Pool {
             contents: Contents::Nothing,
             published: Default::default(),
         };
-        volume.write(&record)?;
+        volume.write_first(&record)?;
         point("driver:recorded");
         volume.ensure_image(&record)?;
         point("driver:image-created");
@@ -190,10 +196,21 @@ impl Pool {
         }
         let path = self.record(id);
         match fs::read(&path) {
+            Ok(bytes) if bytes.iter().all(|byte| *byte == 0) => Ok(None),
             Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|source| Failure::Record { path, source }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(source) => Err(Failure::Files { step: "read", path, source }),
         }
+    }
+}
+
+impl SyncNames {
+    fn on(directory: &Path) -> io::Result<SyncNames> {
+        const EXT4: u64 = 0xef53;
+        const XFS: u64 = 0x5846_5342;
+        const BTRFS: u64 = 0x9123_683e;
+        let kind = rustix::fs::statfs(directory)?.f_type as u64;
+        Ok(if [EXT4, XFS, BTRFS].contains(&kind) { SyncNames::WithFile } else { SyncNames::WithDirectory })
     }
 }
 
@@ -207,19 +224,29 @@ impl Locked<'_> {
         let path = self.pool.record(self.id);
         // Under the lock nobody else uses this name; the leading dot keeps it out of listings.
         let temporary = self.pool.volumes.join(format!(".{}.json", self.id));
-        let failed = |step| failed(step, &path);
-        let bytes = serde_json::to_vec(record).map_err(|source| Failure::Record { path: path.clone(), source })?;
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&temporary)
-            .map_err(failed("write the record"))?;
-        file.write_all(&bytes).map_err(failed("write the record"))?;
-        file.sync_all().map_err(failed("sync the record"))?;
-        fs::rename(&temporary, &path).map_err(failed("replace the record"))?;
-        sync_directory(&self.pool.volumes).map_err(failed("sync the directory of"))
+        write_file(OpenOptions::new().create(true).truncate(true), &temporary, &self.encode(record)?)
+            .map_err(failed("write the record", &temporary))?;
+        fs::rename(&temporary, &path).map_err(failed("replace the record", &path))?;
+        sync_directory(&self.pool.volumes).map_err(failed("sync the directory of", &path))
+    }
+
+    /// The first record of a volume goes without a temporary file: file and name then become durable in one commit of the
+    /// file system's journal, which calls in parallel share. Cut short by a power failure it is an empty file, which `peek` takes for
+    /// none: nobody was told of it.
+    fn write_first(&self, record: &Record) -> Result<(), Failure> {
+        let path = self.pool.record(self.id);
+        write_file(OpenOptions::new().create(true).truncate(true), &path, &self.encode(record)?)
+            .map_err(failed("write the record", &path))?;
+        match self.pool.sync_names {
+            SyncNames::WithFile => Ok(()),
+            SyncNames::WithDirectory => {
+                sync_directory(&self.pool.volumes).map_err(failed("sync the directory of", &path))
+            }
+        }
+    }
+
+    fn encode(&self, record: &Record) -> Result<Vec<u8>, Failure> {
+        serde_json::to_vec(record).map_err(|source| Failure::Record { path: self.pool.record(self.id), source })
     }
 
     /// Makes the image as large as the record says. It is not synced on its own: whoever needs it comes through here
@@ -272,9 +299,7 @@ impl Locked<'_> {
         fs::rename(&record, self.pool.gone(self.id)).map_err(failed("retire the record", &record))?;
         point("driver:deleting");
         self.remove_remains()?;
-        sync_directory(&self.pool.volumes).map_err(failed("sync the directory of", &record))?;
-        self.forget_lock();
-        Ok(())
+        sync_directory(&self.pool.volumes).map_err(failed("sync the directory of", &record))
     }
 
     /// What a deletion that was cut short has left.
@@ -286,14 +311,6 @@ impl Locked<'_> {
         remove_file(&gone).map_err(failed("remove the record", &gone))?;
         Ok(())
     }
-
-    /// Still locked: whoever waits on the old file notices that it is gone and takes the new one.
-    fn forget_lock(self) {
-        let path = self.pool.locks.join(self.id);
-        if let Err(error) = fs::remove_file(&path) {
-            tracing::debug!(path = %path.display(), %error, "lock file left behind");
-        }
-    }
 }
 
 fn failed(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Failure {
@@ -302,6 +319,12 @@ fn failed(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Failure 
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Failure::Full { step, path },
         _ => Failure::Files { step, path, source },
     }
+}
+
+fn write_file(options: &mut OpenOptions, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = options.write(true).mode(0o600).open(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
 }
 
 /// Whether there was one.
@@ -313,13 +336,10 @@ fn remove_file(path: &Path) -> io::Result<bool> {
     }
 }
 
-fn is_same(file: &File, path: &Path) -> io::Result<bool> {
-    let held = file.metadata()?;
-    match fs::symlink_metadata(path) {
-        Ok(found) => Ok((found.dev(), found.ino()) == (held.dev(), held.ino())),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error),
-    }
+fn lock_name(id: &str) -> String {
+    let digest = Sha256::digest(id.as_bytes());
+    let number = u16::from_be_bytes([digest[0], digest[1]]) % LOCKS;
+    format!("{number:03x}")
 }
 
 fn make_directory(path: &Path) -> io::Result<()> {

@@ -23,6 +23,9 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// What ListVolumes answers at most when the caller sets no limit.
 const PAGE: usize = 1000;
 
+/// Marks a token as ours; the rest is the last id given out, so volumes that come and go do not disturb the listing.
+const TOKEN: &str = "after:";
+
 pub(crate) struct Service {
     pool: Arc<Pool>,
     in_flight: InFlight,
@@ -173,15 +176,15 @@ impl Controller for Service {
             Ok(limit) => limit,
             Err(_) => return Err(Status::invalid_argument("max_entries is negative")),
         };
-        let after = request.starting_token;
-        if !after.is_empty() && !super::request::is_id(&after) {
-            return Err(Status::aborted("starting_token is not one of ours"));
-        }
+        let after = match request.starting_token.strip_prefix(TOKEN) {
+            Some(id) => id.to_owned(),
+            None if request.starting_token.is_empty() => String::new(),
+            None => return Err(Status::aborted("starting_token is not one of ours")),
+        };
         let (entries, next_token) = self
             .read("list", move |pool| {
                 let ids = pool.list(&after)?;
-                // The token is the last id given out, so volumes that come and go do not disturb the rest.
-                let next = if ids.len() > limit { ids.get(limit - 1).cloned() } else { None };
+                let next = if ids.len() > limit { ids.get(limit - 1).map(|id| format!("{TOKEN}{id}")) } else { None };
                 let mut entries = Vec::new();
                 for id in ids.into_iter().take(limit) {
                     // Deleted in the meantime is not an error.

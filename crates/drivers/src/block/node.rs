@@ -118,7 +118,8 @@ impl Node for Service {
     ) -> Result<Response<v1::NodeGetVolumeStatsResponse>, Status> {
         let request = request.into_inner();
         let id = validate::text("volume_id", &request.volume_id)?.to_owned();
-        let at = path("volume_path", &request.volume_path)?;
+        // Any path may be asked about; where the volume is not, it is not found.
+        let at = PathBuf::from(validate::bounded("volume_path", &request.volume_path, 4095)?);
         let pool = Arc::clone(&self.pool);
         let stats = offload(STATS_DEADLINE, format!("stats of {id}"), move || stage::stats(&pool, &id, &at))
             .await

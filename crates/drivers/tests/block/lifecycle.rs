@@ -136,7 +136,7 @@ async fn a_raw_volume_appears_as_a_device_on_every_node_that_shares_it() {
     device.write_all(&[7; 4096]).unwrap();
     device.sync_all().unwrap();
     drop(device);
-    assert_eq!(fs::read(rig.image("raw")).unwrap()[..4096], [7; 4096]);
+    assert_eq!(rig.bytes("raw", 0, 4096), [7; 4096]);
 
     volume.unpublish(&a, &on_a).await.unwrap();
     volume.unstage(&a, &staging_a).await.unwrap();
@@ -191,6 +191,8 @@ async fn volumes_are_listed_page_by_page_with_their_nodes() {
     }
     let (ids, token) = page(&a, 2, "").await;
     assert_eq!(ids, ["v1", "v2"]);
+    let foreign = v1::ListVolumesRequest { max_entries: 0, starting_token: "v1".to_owned() };
+    assert_eq!(a.list_volumes(foreign).await.unwrap_err().code(), Code::Aborted);
     assert_eq!(page(&a, 2, &token).await, (vec!["v3".to_owned()], String::new()));
     let all = a.list_volumes(v1::ListVolumesRequest::default()).await.unwrap();
     assert!(all.entries.iter().all(|entry| entry.status.as_ref().unwrap().published_node_ids == ["node-1"]));

@@ -5,11 +5,10 @@ use std::{
     path::Path,
 };
 
-use cleat_csi::{Code, v1};
+use cleat_csi::{Code, v1, v1::volume_capability::access_mode::Mode};
 use cleat_host::mount;
 
 use crate::rig::{Rig, Volume, create_request, raw, writer};
-use cleat_csi::v1::volume_capability::access_mode::Mode;
 
 #[tokio::test]
 async fn a_volume_is_never_on_two_nodes() {
@@ -108,9 +107,7 @@ async fn foreign_data_is_never_formatted() {
         image.write_all(bytes).unwrap();
         let error = volume.stage(&a, &staging).await.unwrap_err();
         assert_eq!(error.code(), Code::FailedPrecondition, "{case}: {error}");
-        let held = fs::read(rig.image("pvc-1")).unwrap();
-        let at = offset as usize;
-        assert_eq!(&held[at..at + bytes.len()], bytes, "{case}");
+        assert_eq!(rig.bytes("pvc-1", offset, bytes.len()), bytes, "{case}");
         assert_eq!(rig.loop_devices("pvc-1"), 0, "{case}: a failed stage leaves no device");
         image.set_len(0).unwrap();
     }
