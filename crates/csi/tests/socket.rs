@@ -1,4 +1,6 @@
 //! Client and server over real sockets: restarts, deadlines, socket set-up, and what is never printed.
+#![allow(clippy::unwrap_used)]
+
 use std::{
     collections::HashMap,
     os::unix::fs::{FileTypeExt, PermissionsExt},

@@ -6,7 +6,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -126,14 +126,14 @@ impl Pool {
         Ok(self.peek(id)?.map(|record| (volume, record)))
     }
 
-    /// Finishes a deletion that was cut short; without one there is nothing to do.
-    pub(crate) fn finish_removal(&self, id: &str) -> Result<(), Failure> {
-        if !is_id(id) || !self.gone(id).exists() {
+    /// Removes what a creation or deletion that was cut short has left of a volume that does not exist.
+    pub(crate) fn sweep(&self, id: &str) -> Result<(), Failure> {
+        if !is_id(id) || ![self.record(id), self.gone(id), self.image(id)].iter().any(|path| path.exists()) {
             return Ok(());
         }
         let volume = self.lock(id)?;
         if self.peek(id)?.is_some() {
-            // Created anew in the meantime, and cleaned up before.
+            // Created in the meantime.
             return Ok(());
         }
         volume.remove_remains()?;
@@ -222,8 +222,7 @@ impl Locked<'_> {
     /// Durable when it returns, and never half written.
     pub(crate) fn write(&self, record: &Record) -> Result<(), Failure> {
         let path = self.pool.record(self.id);
-        // Under the lock nobody else uses this name; the leading dot keeps it out of listings.
-        let temporary = self.pool.volumes.join(format!(".{}.json", self.id));
+        let temporary = self.temporary();
         write_file(OpenOptions::new().create(true).truncate(true), &temporary, &self.encode(record)?)
             .map_err(failed("write the record", &temporary))?;
         fs::rename(&temporary, &path).map_err(failed("replace the record", &path))?;
@@ -302,14 +301,26 @@ impl Locked<'_> {
         sync_directory(&self.pool.volumes).map_err(failed("sync the directory of", &record))
     }
 
-    /// What a deletion that was cut short has left.
+    /// For a volume without a record, or with one that was retired.
     fn remove_remains(&self) -> Result<(), Failure> {
-        if remove_file(&self.image()).map_err(failed("remove the image", &self.image()))? {
+        let (image, gone) = (self.image(), self.pool.gone(self.id));
+        let holds_data = fs::metadata(&image).is_ok_and(|found| found.blocks() > 0);
+        if holds_data && !gone.exists() {
+            // No step of ours leaves this behind: somebody has lost a record, and must not lose the data too.
+            return Err(Failure::Orphan { path: image });
+        }
+        if remove_file(&image).map_err(failed("remove the image", &image))? {
             point("driver:image-removed");
         }
-        let gone = self.pool.gone(self.id);
-        remove_file(&gone).map_err(failed("remove the record", &gone))?;
+        for path in [self.temporary(), self.pool.record(self.id), gone] {
+            remove_file(&path).map_err(failed("remove the record", &path))?;
+        }
         Ok(())
+    }
+
+    /// Under the lock nobody else uses this name; the leading dot keeps it out of listings.
+    fn temporary(&self) -> PathBuf {
+        self.pool.volumes.join(format!(".{}.json", self.id))
     }
 }
 

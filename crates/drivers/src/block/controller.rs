@@ -91,7 +91,7 @@ impl Controller for Service {
     ) -> Result<Response<v1::DeleteVolumeResponse>, Status> {
         let id = validate::text("volume_id", &request.get_ref().volume_id)?;
         self.alone("delete", id, |pool, id| {
-            let Some((locked, record)) = pool.existing(id)? else { return pool.finish_removal(id) };
+            let Some((locked, record)) = pool.existing(id)? else { return pool.sweep(id) };
             if !record.published.is_empty() {
                 let nodes = record.published.into_keys().collect();
                 return Err(Failure::Published { id: id.to_owned(), nodes });

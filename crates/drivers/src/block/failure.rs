@@ -35,6 +35,8 @@ pub(crate) enum Failure {
     Unformatted { id: String, why: &'static str },
     #[error("the image of volume {0:?} is gone")]
     ImageLost(String),
+    #[error("{} holds data, but there is no record of it", .path.display())]
+    Orphan { path: PathBuf },
     #[error("volume {0:?} is busy in another process")]
     Busy(String),
     #[error("the pool is full: {step} {}", .path.display())]
@@ -83,6 +85,7 @@ impl Failure {
             | Failure::NotStaged { .. }
             | Failure::Foreign { .. }
             | Failure::Holds { .. }
+            | Failure::Orphan { .. }
             | Failure::Unformatted { .. } => Code::FailedPrecondition,
             Failure::Options(_) => Code::InvalidArgument,
             Failure::Busy(_) => Code::Aborted,

@@ -177,3 +177,21 @@ async fn a_volume_that_held_data_is_not_made_anew() {
         assert_eq!(again.err().map(|error| error.code()), Some(Code::DataLoss), "{name}");
     }
 }
+
+#[tokio::test]
+async fn an_image_with_data_outlives_the_loss_of_its_record() {
+    let rig = Rig::new();
+    let a = rig.driver("a").await;
+    let volume = Volume::create(&a, "pvc-1", writer("ext4")).await.unwrap();
+    fs::write(rig.image("pvc-1"), "data").unwrap();
+    // As a power failure leaves a record that was never acknowledged; here it was.
+    fs::write(rig.record("pvc-1"), "").unwrap();
+    assert_eq!(volume.delete(&a).await.unwrap_err().code(), Code::FailedPrecondition);
+    let again = Volume::create(&a, "pvc-1", writer("ext4")).await;
+    assert_eq!(again.err().map(|error| error.code()), Some(Code::FailedPrecondition));
+    assert_eq!(fs::read(rig.image("pvc-1")).unwrap(), b"data");
+
+    fs::write(rig.image("pvc-1"), "").unwrap();
+    volume.delete(&a).await.unwrap();
+    rig.assert_nothing_left("pvc-1");
+}
