@@ -45,13 +45,13 @@ impl Case {
 
     fn wants(&self) -> PodWants {
         let mut world = World::default();
-        for claim in &self.claim {
+        if let Some(claim) = &self.claim {
             world.claims.insert(Key::of(&claim.metadata), Arc::new(claim.clone()));
         }
-        for volume in &self.volume {
+        if let Some(volume) = &self.volume {
             world.volumes.insert(volume.metadata.name.clone().unwrap(), Arc::new(volume.clone()));
         }
-        for driver in &self.driver {
+        if let Some(driver) = &self.driver {
             world.drivers.insert(driver.metadata.name.clone().unwrap(), Arc::new(driver.clone()));
         }
         wants(&self.pod, &world)

@@ -60,7 +60,7 @@ impl From<&RegistrationError> for Severity {
 /// Watches the registry until the agent stops.
 pub(crate) async fn run(agent: Arc<Shared>) -> Result<(), RegistrationError> {
     let dir = agent.layout.plugins_registry();
-    let queue: Queue<PathBuf> = Queue::new(Backoff::new(Duration::from_millis(50), Duration::from_secs(30)));
+    let queue: Queue<PathBuf> = Queue::new(Backoff::new(Duration::from_millis(10), Duration::from_secs(30)));
     let events = watch(&dir)?;
     // Watched first, listed second: what comes in between is seen twice, not never.
     for socket in list(&dir)? {

@@ -1,0 +1,263 @@
+//! A node with a real block driver, real loop devices and real mounts; the controllers' part is played by hand.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cleat_api::{build, names};
+use cleat_csi::registration::registration_server::{Registration, RegistrationServer};
+use cleat_csi::registration::{CSI_PLUGIN, InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
+use cleat_csi::v1::{self, volume_capability::access_mode::Mode};
+use cleat_csi::{Client, Endpoint, server};
+use cleat_drivers::block;
+use cleat_host::{loopdev, mount};
+use cleat_node::{Agent, Config};
+use cleat_runtime::Caches;
+use k8s_openapi::api::core::v1::{Pod, VolumeMount};
+use k8s_openapi::api::storage::v1::{CSIDriver, CSIDriverSpec};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+use tonic::{Request, Response, Status};
+
+use crate::api::Api;
+
+pub(crate) const NODE: &str = "n1";
+
+pub(crate) struct Rig {
+    pub(crate) api: Api,
+    pub(crate) directory: TempDir,
+    driver: Client,
+    driver_stop: CancellationToken,
+    agent: Option<(CancellationToken, JoinHandle<()>)>,
+}
+
+impl Rig {
+    pub(crate) async fn new() -> Rig {
+        assert!(rustix::process::geteuid().is_root(), "these tests mount file systems: run them as root");
+        let directory = TempDir::with_prefix("cleat-node-").unwrap();
+        let endpoint = Endpoint::unix(directory.path().join("driver.sock"));
+        let config = block::Config {
+            endpoint: endpoint.clone(),
+            pool: directory.path().join("pool"),
+            node_id: NODE.to_owned(),
+            controller: true,
+            node: true,
+        };
+        let driver_stop = CancellationToken::new();
+        tokio::spawn(block::run(config, driver_stop.clone()));
+        let driver = Client::new(endpoint);
+        driver.wait_ready(Duration::from_secs(30)).await.unwrap();
+        let rig = Rig { api: Api::new(), directory, driver, driver_stop, agent: None };
+        rig.describe_driver(true);
+        rig
+    }
+
+    pub(crate) fn describe_driver(&self, attach_required: bool) {
+        let mut driver = CSIDriver::default();
+        driver.metadata.name = Some(block::NAME.to_owned());
+        driver.spec = CSIDriverSpec { attach_required: Some(attach_required), ..CSIDriverSpec::default() };
+        self.api.put("csidrivers", driver);
+    }
+
+    pub(crate) fn root(&self) -> PathBuf {
+        self.directory.path().join("kubelet")
+    }
+
+    pub(crate) fn start(&mut self) {
+        let stop = CancellationToken::new();
+        let client = self.api.client();
+        let caches = Caches::new(client.clone(), stop.clone());
+        let agent = Agent::new(Config::new(NODE, self.root()), client, caches);
+        let running = tokio::spawn({
+            let stop = stop.clone();
+            async move { agent.run(stop).await.unwrap() }
+        });
+        self.agent = Some((stop, running));
+    }
+
+    pub(crate) async fn stop(&mut self) {
+        let (stop, running) = self.agent.take().unwrap();
+        stop.cancel();
+        running.await.unwrap();
+    }
+
+    /// Announces the driver to the agent; the announcement lives as long as the driver.
+    pub(crate) async fn announce(&self) {
+        let registry = self.root().join("plugins_registry");
+        std::fs::create_dir_all(&registry).unwrap();
+        let info = PluginInfo {
+            r#type: CSI_PLUGIN.to_owned(),
+            name: block::NAME.to_owned(),
+            endpoint: self.directory.path().join("driver.sock").display().to_string(),
+            supported_versions: vec!["1.0.0".to_owned()],
+        };
+        let endpoint = Endpoint::unix(registry.join("block-reg.sock"));
+        let stop = self.driver_stop.clone();
+        tokio::spawn(async move {
+            server::serve(&endpoint, Routes::new(RegistrationServer::new(Plugin(info))), stop).await.unwrap();
+        });
+    }
+
+    /// A claim bound to a volume that the driver really has.
+    pub(crate) async fn volume(&self, claim: &str) -> String {
+        let name = format!("pv-{claim}");
+        let created = self
+            .driver
+            .create_volume(v1::CreateVolumeRequest {
+                name: name.clone(),
+                capacity_range: Some(v1::CapacityRange { required_bytes: 64 << 20, limit_bytes: 0 }),
+                volume_capabilities: vec![capability()],
+                ..Default::default()
+            })
+            .await
+            .unwrap();
+        let created = created.volume.unwrap();
+        let mut volume = build::volume(&name, "", "64Mi");
+        let csi = volume.spec.as_mut().unwrap().csi.as_mut().unwrap();
+        csi.volume_handle = created.volume_id.clone();
+        csi.volume_attributes = Some(created.volume_context.into_iter().collect());
+        csi.fs_type = Some("ext4".to_owned());
+        let (claim, volume) = build::bound(build::claim("default", claim, None, "64Mi"), volume);
+        self.api.put("persistentvolumeclaims", claim);
+        self.api.put("persistentvolumes", volume);
+        created.volume_id
+    }
+
+    pub(crate) fn pod(&self, name: &str, claims: &[&str]) -> Pod {
+        let mut pod = build::pod("default", name, NODE, claims);
+        let mounts = claims.iter().map(|claim| VolumeMount {
+            name: format!("v-{claim}"),
+            mount_path: format!("/{claim}"),
+            ..VolumeMount::default()
+        });
+        pod.spec.as_mut().unwrap().containers[0].volume_mounts = Some(mounts.collect());
+        pod
+    }
+
+    /// Plays attach/detach controller and attacher: waits until the node says it uses the volume, then attaches it.
+    pub(crate) async fn attach(&self, handle: &str) {
+        let unique = names::unique_volume(block::NAME, handle);
+        self.api.until("the volume is reported in use", |api| in_use(api).contains(&unique)).await;
+        self.publish_to_node(handle).await;
+        let mut attachment = build::attachment(&build::volume("x", "", "1"), NODE);
+        attachment.metadata.name = Some(names::attachment(handle, block::NAME, NODE));
+        attachment.spec.attacher = block::NAME.to_owned();
+        let mut attachment = serde_json::to_value(attachment).unwrap();
+        attachment["status"] = json!({ "attached": true });
+        self.api.put("volumeattachments", attachment);
+        let listed = json!([{ "name": unique, "devicePath": "" }]);
+        self.api.edit("nodes", "", NODE, json!({ "status": { "volumesAttached": listed } }));
+    }
+
+    /// The controller's half of attaching, as the driver sees it.
+    pub(crate) async fn publish_to_node(&self, handle: &str) {
+        let request = v1::ControllerPublishVolumeRequest {
+            volume_id: handle.to_owned(),
+            node_id: NODE.to_owned(),
+            volume_capability: Some(capability()),
+            ..Default::default()
+        };
+        self.driver.controller_publish_volume(request).await.unwrap();
+    }
+
+    pub(crate) async fn until_mounted(&self, pod: &str) {
+        self.api.until("the pod's volumes are mounted", |api| condition(api, pod).0 == "True").await;
+    }
+
+    pub(crate) async fn until_unused(&self) {
+        self.api.until("nothing is in use any more", |api| in_use(api).is_empty()).await;
+    }
+
+    /// Asks for deletion as kubectl does.
+    pub(crate) fn delete(&self, pod: &str) {
+        let when = json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } });
+        self.api.edit("pods", "default", pod, when);
+    }
+
+    pub(crate) async fn until_gone(&self, pod: &str) {
+        self.api.until("the pod is gone", |api| api.get("pods", "default", pod).is_none()).await;
+    }
+
+    pub(crate) fn target(&self, pod: &str, claim: &str) -> PathBuf {
+        self.root().join(format!("pods/uid-{pod}/volumes/kubernetes.io~csi/pv-{claim}/mount"))
+    }
+
+    pub(crate) fn staged(&self, handle: &str) -> PathBuf {
+        let driver = self.root().join("plugins/kubernetes.io/csi").join(block::NAME);
+        driver.join(names::sha256_hex(handle)).join("globalmount")
+    }
+
+    /// Mounts below the rig's directory.
+    pub(crate) fn mounts(&self) -> Vec<(u32, PathBuf)> {
+        let here = self.directory.path().canonicalize().unwrap();
+        let table = mount::table().unwrap();
+        table.into_iter().filter(|m| m.target.starts_with(&here)).map(|m| (m.id, m.target)).collect()
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if let Some((stop, _)) = &self.agent {
+            stop.cancel();
+        }
+        self.driver_stop.cancel();
+        for (_, target) in self.mounts().iter().rev() {
+            let _ = mount::unmount(target);
+        }
+        let images = std::fs::read_dir(self.directory.path().join("pool/volumes"));
+        for entry in images.into_iter().flatten().flatten() {
+            if entry.path().extension().is_some_and(|e| e == "img") {
+                let _ = loopdev::detach_file(&entry.path());
+            }
+        }
+    }
+}
+
+fn capability() -> v1::VolumeCapability {
+    use v1::volume_capability::{AccessMode, AccessType, MountVolume};
+    let mount = MountVolume { fs_type: "ext4".to_owned(), ..MountVolume::default() };
+    v1::VolumeCapability {
+        access_mode: Some(AccessMode { mode: Mode::SingleNodeWriter as i32 }),
+        access_type: Some(AccessType::Mount(mount)),
+    }
+}
+
+pub(crate) fn in_use(api: &Api) -> Vec<String> {
+    let node = api.get("nodes", "", NODE).unwrap_or_default();
+    let list = node["status"]["volumesInUse"].as_array().cloned().unwrap_or_default();
+    list.iter().map(|v| v.as_str().unwrap().to_owned()).collect()
+}
+
+/// Status, reason and message of the condition that volumes are mounted.
+pub(crate) fn condition(api: &Api, pod: &str) -> (String, String, String) {
+    let pod = api.get("pods", "default", pod).unwrap_or_default();
+    let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    let found = conditions.into_iter().find(|c| c["type"] == "cleat.dev/VolumesMounted").unwrap_or_default();
+    let text = |field: &str| found[field].as_str().unwrap_or_default().to_owned();
+    (text("status"), text("reason"), text("message"))
+}
+
+pub(crate) fn record(target: &Path) -> Value {
+    let text = std::fs::read_to_string(target.parent().unwrap().join("vol_data.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+struct Plugin(PluginInfo);
+
+#[tonic::async_trait]
+impl Registration for Plugin {
+    async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
+        Ok(Response::new(self.0.clone()))
+    }
+
+    async fn notify_registration_status(
+        &self,
+        request: Request<RegistrationStatus>,
+    ) -> Result<Response<RegistrationStatusResponse>, Status> {
+        let status = request.into_inner();
+        assert!(status.plugin_registered, "{}", status.error);
+        Ok(Response::new(RegistrationStatusResponse {}))
+    }
+}
