@@ -1,1 +1,188 @@
-//! Placeholder.
+//! The Kubernetes API: http → authentication → admission → strategy of the kind → store.
+//!
+//! [`ApiServer`] answers kubectl and other clients over TLS, and components in the same process through
+//! [`ApiServer::client`], without a socket. Both go through the same code.
+
+mod admission;
+mod api;
+mod authenticate;
+mod descriptor;
+mod discovery;
+mod endpoint;
+mod error;
+mod field;
+mod http;
+mod kind;
+mod kubeconfig;
+mod lifecycle;
+mod meta;
+mod names;
+mod openapi;
+mod patch;
+mod pki;
+mod render;
+mod selector;
+mod serve;
+mod strategy;
+mod table;
+
+use std::convert::Infallible;
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ::http::Request;
+use cleat_store::embedded::History;
+use cleat_store::{EmbeddedStore, Store};
+use k8s_openapi::api::core::v1::Namespace;
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+
+use api::{Api, Kinds};
+use authenticate::Caller;
+pub use pki::PkiError;
+pub use serve::TlsError;
+
+/// Namespaces that are always there.
+const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
+
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where the store, the certificates and the kubeconfig are.
+    pub data_dir: PathBuf,
+    /// Port 0 takes any free port; `ApiServer::address` tells which.
+    pub listen: SocketAddr,
+    /// Names and addresses clients use to reach the server, besides this machine's own.
+    pub extra_names: Vec<String>,
+    pub history: History,
+}
+
+impl Config {
+    pub fn new(data_dir: impl Into<PathBuf>, listen: SocketAddr) -> Self {
+        Self { data_dir: data_dir.into(), listen, extra_names: Vec::new(), history: History::default() }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("cannot make the data directory {path}")]
+    DataDir {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Store(#[from] cleat_store::OpenError),
+    #[error(transparent)]
+    Pki(#[from] PkiError),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    #[error("cannot listen on {address}")]
+    Listen {
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot make the namespace {name}: {why}")]
+    Seed { name: &'static str, why: String },
+}
+
+/// A running API on an embedded store. Dropping it ends its watches and releases the data directory.
+pub struct ApiServer {
+    api: Arc<Api>,
+    listener: Arc<TcpListener>,
+    address: SocketAddr,
+    tls: TlsAcceptor,
+    kubeconfig: PathBuf,
+}
+
+impl ApiServer {
+    /// Opens the data directory, or makes it, and binds the socket. Connections wait until `serve` runs; in-process
+    /// clients work at once.
+    pub async fn open(config: Config) -> Result<Self, OpenError> {
+        let data = config.data_dir;
+        make_private(&data).map_err(|source| OpenError::DataDir { path: data.clone(), source })?;
+        let path = data.join("store.redb");
+        let history = config.history;
+        let store = tokio::task::spawn_blocking(move || EmbeddedStore::open(&path, history))
+            .await
+            .map_err(|e| OpenError::DataDir { path: data.clone(), source: io::Error::other(e) })??;
+        let mut names = config.extra_names;
+        names.extend(rustix::system::uname().nodename().to_str().ok().filter(|n| !n.is_empty()).map(Into::into));
+        if !config.listen.ip().is_unspecified() {
+            names.push(config.listen.ip().to_string());
+        }
+        let pki = pki::open(&data.join("pki"), &names)?;
+        let tls = serve::acceptor(&pki)?;
+        let bind = |source| OpenError::Listen { address: config.listen, source };
+        let listener = TcpListener::bind(config.listen).await.map_err(bind)?;
+        let address = listener.local_addr().map_err(bind)?;
+        let kubeconfig = data.join("kubeconfig");
+        pki::write_private(&kubeconfig, kubeconfig::content(&pki, address).as_bytes())?;
+        let store: Arc<dyn Store> = Arc::new(store);
+        let api = Arc::new(Api { store, kinds: Kinds::builtin(), closing: CancellationToken::new() });
+        for name in NAMESPACES {
+            seed(&api, name).await?;
+        }
+        tokio::spawn(lifecycle::run(api.clone()));
+        tracing::info!(%address, data = %data.display(), "API server open");
+        Ok(Self { api, listener: Arc::new(listener), address, tls, kubeconfig })
+    }
+
+    /// A client inside the process, acting as `user`. It needs no socket and outlives no server.
+    pub fn client(&self, user: &str) -> kube::Client {
+        let api = self.api.clone();
+        let caller = Caller::internal(user);
+        let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+            let (api, caller) = (api.clone(), caller.clone());
+            let closing = api.closing.clone();
+            async move { Ok::<_, Infallible>(http::handle(api, request, Some(caller), closing).await) }
+        });
+        kube::Client::new(service, "default")
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The file with the administrator's access, readable by the owner alone.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    /// Serves the socket until stopped. Watches end at once, other requests get a moment to finish.
+    pub fn serve(&self, stop: CancellationToken) -> impl Future<Output = ()> + Send + 'static {
+        serve::serve(self.api.clone(), self.listener.clone(), self.tls.clone(), stop)
+    }
+}
+
+impl Drop for ApiServer {
+    fn drop(&mut self) {
+        self.api.closing.cancel();
+    }
+}
+
+/// A directory that is there already keeps the permissions its owner gave it.
+fn make_private(dir: &Path) -> io::Result<()> {
+    if dir.is_dir() {
+        return Ok(());
+    }
+    fs::create_dir_all(dir)?;
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o700))
+}
+
+async fn seed(api: &Api, name: &'static str) -> Result<(), OpenError> {
+    let failed = |why: String| OpenError::Seed { name, why };
+    let kind = api.kinds.find("", "v1", "namespaces").ok_or_else(|| failed("the kind is missing".into()))?;
+    let mut namespace = Namespace::default();
+    namespace.metadata.name = Some(name.into());
+    let effect = http::query::Effect::Write;
+    match endpoint::write::insert(api, &**kind, None, Box::new(namespace), effect).await {
+        Ok(_) | Err(error::ApiError::AlreadyExists { .. }) => Ok(()),
+        Err(error) => Err(failed(error.to_string())),
+    }
+}

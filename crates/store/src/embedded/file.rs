@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -77,6 +78,8 @@ fn make(path: &Path) -> Result<(), OpenError> {
         write.commit()?;
         Ok(())
     };
+    // The file holds Secrets.
+    fs::set_permissions(&new, fs::Permissions::from_mode(0o600)).map_err(|e| io("protect", e))?;
     fill().map_err(|e| OpenError::Io { step: "initialise", path: path.into(), source: Box::new(e) })?;
     drop(fresh);
     match fs::hard_link(&new, path) {

@@ -15,7 +15,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use crate::{Entry, ListError, OpenError, Range, ReadError, Revision, Snapshot, Store, WatchError, Watcher, WriteError};
+use crate::{
+    Entry, ListError, OpenError, Range, ReadError, Revision, Snapshot, Store, WatchError, Watcher, WriteError,
+};
 use state::Shared;
 use writer::{Operation, Request};
 

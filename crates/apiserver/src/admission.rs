@@ -1,0 +1,125 @@
+//! Admission: the rules about an object that need to look at other objects. Runs before the kind's own validation.
+
+use cleat_api::claim::default_class;
+use cleat_api::keys::{annotation, finalizer};
+use cleat_store::Range;
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::StorageClass;
+
+use crate::api::Api;
+use crate::endpoint::At;
+use crate::error::{ApiError, Cause};
+use crate::kind::{Kind, Object, typed, typed_mut};
+
+const NAMESPACES: &str = "/registry/namespaces/";
+const STORAGE_CLASSES: &str = "/registry/storageclasses/";
+/// Namespaces that a cluster cannot be without.
+const IMMORTAL: [&str; 3] = ["default", "kube-system", "kube-public"];
+
+pub(crate) async fn create(api: &Api, kind: &dyn Kind, object: &mut dyn Object) -> Result<(), ApiError> {
+    let d = kind.descriptor();
+    if let Some(namespace) = object.meta().namespace.clone() {
+        check_namespace(api, kind, object, &namespace).await?;
+    }
+    match (d.group.as_str(), d.plural.as_str()) {
+        ("", "persistentvolumeclaims") => {
+            set_default_class(api, typed_mut(object)).await?;
+            protect(object, finalizer::PVC_PROTECTION);
+        }
+        ("", "persistentvolumes") => protect(object, finalizer::PV_PROTECTION),
+        _ => {}
+    }
+    Ok(())
+}
+
+pub(crate) async fn update(api: &Api, kind: &dyn Kind, new: &dyn Object, old: &dyn Object) -> Result<(), ApiError> {
+    let d = kind.descriptor();
+    if d.group.is_empty() && d.plural == "persistentvolumeclaims" {
+        check_expansion(api, kind, typed(new), typed(old)).await?;
+    }
+    Ok(())
+}
+
+pub(crate) fn delete(at: At<'_>) -> Result<(), ApiError> {
+    let d = at.descriptor();
+    if d.plural == "namespaces" && d.group.is_empty() && IMMORTAL.contains(&at.name) {
+        return Err(ApiError::forbidden(d, at.name, "this namespace may not be deleted"));
+    }
+    Ok(())
+}
+
+async fn check_namespace(api: &Api, kind: &dyn Kind, object: &dyn Object, namespace: &str) -> Result<(), ApiError> {
+    let missing = || {
+        let resource = crate::descriptor::Resource { group: String::new(), plural: "namespaces".into() };
+        ApiError::NotFound { resource, name: namespace.into() }
+    };
+    let entry = api.store.get(&format!("{NAMESPACES}{namespace}")).await?.ok_or_else(missing)?;
+    let found: Namespace = serde_json::from_slice(&entry.value).map_err(|e| ApiError::Internal(e.to_string()))?;
+    if found.metadata.deletion_timestamp.is_none() {
+        return Ok(());
+    }
+    let name = object.meta().name.clone().unwrap_or_default();
+    Err(ApiError::Forbidden {
+        resource: kind.descriptor().resource(),
+        name,
+        why: format!("unable to create new content in namespace {namespace} because it is being terminated"),
+        cause: Some(Cause {
+            reason: "NamespaceTerminating",
+            message: format!("namespace {namespace} is being terminated"),
+            field: "metadata.namespace",
+        }),
+    })
+}
+
+async fn classes(api: &Api) -> Result<Vec<StorageClass>, ApiError> {
+    let snapshot = api.store.list(Range { prefix: STORAGE_CLASSES, ..Range::default() }).await?;
+    Ok(snapshot.entries.iter().filter_map(|e| serde_json::from_slice(&e.value).ok()).collect())
+}
+
+async fn set_default_class(api: &Api, claim: &mut PersistentVolumeClaim) -> Result<(), ApiError> {
+    let annotated = claim.metadata.annotations.as_ref().is_some_and(|a| a.contains_key(annotation::STORAGE_CLASS_BETA));
+    let spec = claim.spec.get_or_insert_default();
+    if annotated || spec.storage_class_name.is_some() {
+        return Ok(());
+    }
+    let classes = classes(api).await?;
+    spec.storage_class_name = default_class(&classes).and_then(|class| class.metadata.name.clone());
+    Ok(())
+}
+
+fn protect(object: &mut dyn Object, finalizer: &str) {
+    let finalizers = object.meta_mut().finalizers.get_or_insert_default();
+    if !finalizers.iter().any(|f| f == finalizer) {
+        finalizers.push(finalizer.into());
+    }
+}
+
+async fn check_expansion(
+    api: &Api,
+    kind: &dyn Kind,
+    new: &PersistentVolumeClaim,
+    old: &PersistentVolumeClaim,
+) -> Result<(), ApiError> {
+    use cleat_api::claim::{claim_class, claim_phase, requested};
+    match (requested(new), requested(old)) {
+        (Some(new), Some(old)) if new > old => {}
+        _ => return Ok(()),
+    }
+    let name = old.metadata.name.as_deref().unwrap_or_default();
+    if claim_phase(old) != "Bound" {
+        return Err(ApiError::forbidden(
+            kind.descriptor(),
+            name,
+            "Only bound persistent volume claims can be expanded",
+        ));
+    }
+    let wanted = claim_class(old).unwrap_or_default();
+    let class = api.store.get(&format!("{STORAGE_CLASSES}{wanted}")).await?;
+    let class = class.and_then(|e| serde_json::from_slice::<StorageClass>(&e.value).ok());
+    if class.is_some_and(|c| c.allow_volume_expansion == Some(true)) {
+        return Ok(());
+    }
+    let why = "only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support \
+               resize";
+    Err(ApiError::forbidden(kind.descriptor(), name, why))
+}

@@ -1,0 +1,161 @@
+//! What a kind is called and where it lives: the facts that routing, discovery, storage keys and error messages share.
+
+use std::fmt;
+
+/// What a completed deletion answers with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DeleteReply {
+    Object,
+    Status,
+}
+
+/// Whether a PUT may leave out `metadata.resourceVersion`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PutVersion {
+    Optional,
+    Required,
+}
+
+/// What a PUT to a missing name does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PutMissing {
+    NotFound,
+    Creates,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Descriptor {
+    pub(crate) group: String,
+    pub(crate) version: String,
+    pub(crate) kind: String,
+    pub(crate) plural: String,
+    pub(crate) singular: String,
+    pub(crate) short_names: Vec<String>,
+    pub(crate) categories: Vec<String>,
+    pub(crate) namespaced: bool,
+    pub(crate) has_status: bool,
+    pub(crate) delete_reply: DeleteReply,
+    pub(crate) put_version: PutVersion,
+    pub(crate) put_missing: PutMissing,
+    /// First segment of the storage key after the root.
+    storage: String,
+    /// Every stored object of the kind begins with these bytes; the resourceVersion is inserted after them.
+    head: String,
+}
+
+impl Descriptor {
+    pub(crate) fn new(group: &str, version: &str, kind: &str, plural: &str) -> Self {
+        let mut made = Self {
+            group: group.into(),
+            version: version.into(),
+            kind: kind.into(),
+            plural: plural.into(),
+            singular: kind.to_ascii_lowercase(),
+            short_names: Vec::new(),
+            categories: Vec::new(),
+            namespaced: true,
+            has_status: false,
+            delete_reply: DeleteReply::Object,
+            put_version: PutVersion::Optional,
+            put_missing: PutMissing::NotFound,
+            storage: plural.into(),
+            head: String::new(),
+        };
+        made.head = format!(r#"{{"apiVersion":"{}","kind":"{}","metadata":{{"#, made.api_version(), kind);
+        made
+    }
+
+    pub(crate) fn short(mut self, names: &[&str]) -> Self {
+        self.short_names = names.iter().map(|n| (*n).into()).collect();
+        self
+    }
+
+    pub(crate) fn category(mut self, name: &str) -> Self {
+        self.categories.push(name.into());
+        self
+    }
+
+    pub(crate) fn cluster_scoped(mut self) -> Self {
+        self.namespaced = false;
+        self
+    }
+
+    pub(crate) fn with_status(mut self) -> Self {
+        self.has_status = true;
+        self
+    }
+
+    pub(crate) fn deletes_with_status(mut self) -> Self {
+        self.delete_reply = DeleteReply::Status;
+        self
+    }
+
+    pub(crate) fn put_needs_version(mut self) -> Self {
+        self.put_version = PutVersion::Required;
+        self
+    }
+
+    pub(crate) fn put_creates(mut self) -> Self {
+        self.put_missing = PutMissing::Creates;
+        self
+    }
+
+    pub(crate) fn stored_under(mut self, segment: &str) -> Self {
+        self.storage = segment.into();
+        self
+    }
+
+    pub(crate) fn api_version(&self) -> String {
+        if self.group.is_empty() { self.version.clone() } else { format!("{}/{}", self.group, self.version) }
+    }
+
+    pub(crate) fn list_kind(&self) -> String {
+        format!("{}List", self.kind)
+    }
+
+    pub(crate) fn head(&self) -> &str {
+        &self.head
+    }
+
+    pub(crate) fn resource(&self) -> Resource {
+        Resource { group: self.group.clone(), plural: self.plural.clone() }
+    }
+
+    /// The key prefix of all objects of the kind, or of those in one namespace. It ends in `/`, so that no namespace
+    /// is a prefix of another.
+    pub(crate) fn prefix(&self, namespace: Option<&str>) -> String {
+        match namespace {
+            Some(namespace) if self.namespaced => format!("/registry/{}/{namespace}/", self.storage),
+            _ => format!("/registry/{}/", self.storage),
+        }
+    }
+
+    pub(crate) fn key(&self, namespace: Option<&str>, name: &str) -> String {
+        self.prefix(namespace) + name
+    }
+
+    pub(crate) fn verbs(&self) -> &'static [&'static str] {
+        if self.plural == "namespaces" {
+            &["create", "delete", "get", "list", "patch", "update", "watch"]
+        } else {
+            &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
+        }
+    }
+}
+
+/// A resource as error messages name it: `pods`, `leases.coordination.k8s.io`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Resource {
+    pub(crate) group: String,
+    pub(crate) plural: String,
+}
+
+impl fmt::Display for Resource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.plural)?;
+        if !self.group.is_empty() {
+            write!(f, ".{}", self.group)?;
+        }
+        Ok(())
+    }
+}

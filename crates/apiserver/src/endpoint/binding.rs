@@ -1,0 +1,72 @@
+//! `pods/binding`: gives a pod its node, once.
+
+use http::StatusCode;
+use k8s_openapi::api::core::v1::{Binding, Pod};
+use serde_json::json;
+
+use super::At;
+use super::write::{Origin, Part, modify};
+use crate::api::Api;
+use crate::error::ApiError;
+use crate::http::Call;
+use crate::http::reply::Reply;
+use crate::kind::{Object, typed_mut};
+use crate::meta;
+use crate::render::Stored;
+
+pub(crate) async fn bind(api: &Api, call: &Call, at: At<'_>) -> Result<Reply, ApiError> {
+    let effect = call.query.effect("CreateOptions")?;
+    let binding: Binding = serde_json::from_slice(&call.body)
+        .map_err(|e| ApiError::BadRequest(format!("the binding cannot be read: {e}")))?;
+    let node = binding.target.name.clone().unwrap_or_default();
+    if node.is_empty() {
+        let error = crate::field::FieldError::required("target.name", "");
+        let kind = crate::error::GroupKind { group: String::new(), kind: "Binding".into() };
+        return Err(ApiError::Invalid { kind, name: at.name.into(), errors: vec![error] });
+    }
+    let mut change = |current: &dyn Object, _: &Stored| {
+        let mut new = current.copy();
+        let pod: &mut Pod = typed_mut(&mut *new);
+        assign(at, pod, &binding, &node)?;
+        Ok(new)
+    };
+    modify(api, at, Part::Whole, Origin::Server, effect, &mut change).await?;
+    let status = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201 });
+    Ok(Reply::json(StatusCode::CREATED, &status))
+}
+
+fn assign(at: At<'_>, pod: &mut Pod, binding: &Binding, node: &str) -> Result<(), ApiError> {
+    let refuse = |why: String| Err(ApiError::conflict(at.descriptor(), at.name, why));
+    if let (Some(wanted), Some(found)) = (&binding.metadata.uid, &pod.metadata.uid)
+        && wanted != found
+    {
+        return refuse(format!("Precondition failed: UID in precondition: {wanted}, UID in object meta: {found}"));
+    }
+    if pod.metadata.deletion_timestamp.is_some() {
+        return refuse(format!("pod {} is being deleted, cannot be assigned to a host", at.name));
+    }
+    let spec = pod.spec.get_or_insert_default();
+    if let Some(assigned) = spec.node_name.as_deref().filter(|n| !n.is_empty()) {
+        return refuse(format!("pod {} is already assigned to node {assigned:?}", at.name));
+    }
+    if spec.scheduling_gates.as_ref().is_some_and(|g| !g.is_empty()) {
+        return refuse(format!("pod {} has non-empty .spec.schedulingGates", at.name));
+    }
+    spec.node_name = Some(node.into());
+    let annotations = binding.metadata.annotations.clone().unwrap_or_default();
+    if !annotations.is_empty() {
+        pod.metadata.annotations.get_or_insert_default().extend(annotations);
+    }
+    let status = pod.status.get_or_insert_default();
+    status.nominated_node_name = None;
+    let condition = k8s_openapi::api::core::v1::PodCondition {
+        type_: "PodScheduled".into(),
+        status: "True".into(),
+        last_transition_time: Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(meta::now())),
+        ..Default::default()
+    };
+    let conditions = status.conditions.get_or_insert_default();
+    conditions.retain(|c| c.type_ != condition.type_);
+    conditions.push(condition);
+    Ok(())
+}

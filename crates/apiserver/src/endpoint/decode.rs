@@ -1,0 +1,79 @@
+//! From a request body to an object of the kind the URL names.
+
+use serde::Deserialize;
+
+use crate::error::ApiError;
+use crate::http::Call;
+use crate::http::query::FieldValidation;
+use crate::kind::{Decoded, Kind, Object, Source, Unknown};
+
+const ACCEPTED: &str = "application/json";
+
+#[derive(Deserialize)]
+struct TypeMeta {
+    #[serde(default, rename = "apiVersion")]
+    api_version: Option<String>,
+    #[serde(default)]
+    kind: Option<String>,
+}
+
+/// The object and the warnings about it.
+pub(crate) fn body(
+    call: &Call,
+    kind: &dyn Kind,
+    validation: FieldValidation,
+) -> Result<(Box<dyn Object>, Vec<String>), ApiError> {
+    let media = call.content_type.as_deref().unwrap_or_default().split(';').next().unwrap_or_default().trim();
+    if !matches!(media, "" | "application/json" | "*/*") {
+        return Err(ApiError::UnsupportedMediaType(ACCEPTED));
+    }
+    if call.body.is_empty() {
+        return Err(ApiError::BadRequest("the request has no body".into()));
+    }
+    check_type(kind, &call.body)?;
+    finish(kind, Source::Bytes(&call.body), validation)
+}
+
+fn check_type(kind: &dyn Kind, body: &[u8]) -> Result<(), ApiError> {
+    let d = kind.descriptor();
+    let found: TypeMeta = serde_json::from_slice(body).map_err(|e| unreadable(kind, &e))?;
+    let version = d.api_version();
+    if let Some(sent) = found.api_version.filter(|v| !v.is_empty() && *v != version) {
+        return Err(ApiError::BadRequest(format!(
+            "the API version in the data ({sent}) does not match the expected API version ({version})"
+        )));
+    }
+    if let Some(sent) = found.kind.filter(|k| !k.is_empty() && *k != d.kind) {
+        let wanted = &d.kind;
+        return Err(ApiError::BadRequest(format!(
+            "{sent} in version {version:?} cannot be handled as a {wanted}: the kind in the data does not match the URL"
+        )));
+    }
+    Ok(())
+}
+
+/// Decodes and acts on unknown fields.
+pub(crate) fn finish(
+    kind: &dyn Kind,
+    source: Source<'_>,
+    validation: FieldValidation,
+) -> Result<(Box<dyn Object>, Vec<String>), ApiError> {
+    let unknown = if validation == FieldValidation::Ignore { Unknown::Ignore } else { Unknown::Report };
+    let Decoded { object, unknown } = kind.decode(source, unknown).map_err(|e| unreadable(kind, &e))?;
+    let warnings: Vec<String> = unknown.into_iter().map(|path| format!("unknown field {path:?}")).collect();
+    if validation == FieldValidation::Strict && !warnings.is_empty() {
+        let d = kind.descriptor();
+        return Err(ApiError::BadRequest(format!(
+            "{0} in version {1:?} cannot be handled as a {0}: strict decoding error: {2}",
+            d.kind,
+            d.version,
+            warnings.join(", ")
+        )));
+    }
+    Ok((object, warnings))
+}
+
+fn unreadable(kind: &dyn Kind, error: &serde_json::Error) -> ApiError {
+    let d = kind.descriptor();
+    ApiError::BadRequest(format!("{0} in version {1:?} cannot be handled as a {0}: {error}", d.kind, d.version))
+}

@@ -1,0 +1,157 @@
+//! What each verb does, for any kind. A verb decodes its options, runs the common rules, admission and the kind's
+//! strategy, and writes to the store with compare-and-swap.
+
+pub(crate) mod binding;
+mod decode;
+pub(crate) mod delete;
+mod list;
+mod read;
+mod update;
+mod watch;
+pub(crate) mod write;
+
+use std::sync::Arc;
+
+use http::{Method, StatusCode};
+
+use crate::api::Api;
+use crate::descriptor::{Descriptor, PutMissing};
+use crate::error::ApiError;
+use crate::http::Call;
+use crate::http::reply::Reply;
+use crate::http::route::Target;
+use crate::kind::Kind;
+use crate::selector::Selector;
+use write::Part;
+
+/// One object's address.
+#[derive(Clone, Copy)]
+pub(crate) struct At<'a> {
+    pub(crate) kind: &'a dyn Kind,
+    pub(crate) namespace: Option<&'a str>,
+    pub(crate) name: &'a str,
+}
+
+impl At<'_> {
+    pub(crate) fn key(&self) -> String {
+        self.kind.descriptor().key(self.namespace, self.name)
+    }
+
+    pub(crate) fn descriptor(&self) -> &Descriptor {
+        self.kind.descriptor()
+    }
+
+    pub(crate) fn not_found(&self) -> ApiError {
+        ApiError::not_found(self.descriptor(), self.name)
+    }
+}
+
+pub(crate) async fn dispatch(api: &Arc<Api>, call: Call, target: Target) -> Result<Reply, ApiError> {
+    let kind = api.kinds.find(&target.group, &target.version, &target.plural).ok_or(ApiError::NoSuchResource)?;
+    let d = kind.descriptor();
+    let namespace = target.namespace.as_deref();
+    if namespace.is_some() && !d.namespaced {
+        return Err(ApiError::NoSuchResource);
+    }
+    let Some(name) = target.name.as_deref() else {
+        return collection(api, &call, kind, namespace).await;
+    };
+    if d.namespaced && namespace.is_none() {
+        return Err(ApiError::NoSuchResource);
+    }
+    let at = At { kind: &**kind, namespace, name };
+    match target.subresource.as_deref() {
+        None => object(api, &call, at).await,
+        Some("status") if d.has_status => status(api, &call, at).await,
+        Some("binding") if d.plural == "pods" && d.group.is_empty() => match call.method {
+            Method::POST => binding::bind(api, &call, at).await,
+            _ => Err(not_allowed(&call, d)),
+        },
+        Some("finalize") if d.plural == "namespaces" => match call.method {
+            Method::PUT => update::put(api, &call, at, Part::Finalize).await,
+            _ => Err(not_allowed(&call, d)),
+        },
+        Some(_) => Err(ApiError::NoSuchResource),
+    }
+}
+
+async fn collection(
+    api: &Arc<Api>,
+    call: &Call,
+    kind: &Arc<dyn Kind>,
+    namespace: Option<&str>,
+) -> Result<Reply, ApiError> {
+    let d = kind.descriptor();
+    let whole = !d.namespaced || namespace.is_some();
+    match call.method {
+        Method::GET | Method::HEAD => {
+            let options = call.query.list_options()?;
+            match options.watch {
+                true => watch::watch(api, call, kind, namespace, options).await,
+                false => list::list(api, call, kind, namespace, options).await,
+            }
+        }
+        Method::POST if whole => create(api, call, &**kind, namespace).await,
+        Method::DELETE if whole && d.verbs().contains(&"deletecollection") => {
+            delete::delete_collection(api, call, kind, namespace).await
+        }
+        _ => Err(not_allowed(call, d)),
+    }
+}
+
+async fn create(api: &Arc<Api>, call: &Call, kind: &dyn Kind, namespace: Option<&str>) -> Result<Reply, ApiError> {
+    let effect = call.query.effect("CreateOptions")?;
+    let validation = call.query.field_validation("CreateOptions")?;
+    let (object, warnings) = decode::body(call, kind, validation)?;
+    let stored = write::insert(api, kind, namespace, object, effect).await?;
+    Ok(read::one(call, kind, StatusCode::CREATED, &stored)?.with_warnings(warnings))
+}
+
+async fn object(api: &Arc<Api>, call: &Call, at: At<'_>) -> Result<Reply, ApiError> {
+    match call.method {
+        Method::GET | Method::HEAD => read::get(api, call, at).await,
+        Method::PUT => match update::put(api, call, at, Part::Main).await {
+            Err(ApiError::NotFound { .. }) if at.descriptor().put_missing == PutMissing::Creates => {
+                let validation = call.query.field_validation("UpdateOptions")?;
+                let (mut object, warnings) = decode::body(call, at.kind, validation)?;
+                object.meta_mut().name = Some(at.name.into());
+                let effect = call.query.effect("UpdateOptions")?;
+                let stored = write::insert(api, at.kind, at.namespace, object, effect).await?;
+                Ok(read::one(call, at.kind, StatusCode::CREATED, &stored)?.with_warnings(warnings))
+            }
+            other => other,
+        },
+        Method::PATCH => update::patch(api, call, at, Part::Main).await,
+        Method::DELETE => delete::delete(api, call, at).await,
+        _ => Err(not_allowed(call, at.descriptor())),
+    }
+}
+
+async fn status(api: &Arc<Api>, call: &Call, at: At<'_>) -> Result<Reply, ApiError> {
+    match call.method {
+        Method::GET | Method::HEAD => read::get(api, call, at).await,
+        Method::PUT => update::put(api, call, at, Part::Status).await,
+        Method::PATCH => update::patch(api, call, at, Part::Status).await,
+        _ => Err(not_allowed(call, at.descriptor())),
+    }
+}
+
+fn not_allowed(call: &Call, d: &Descriptor) -> ApiError {
+    let verb = match call.method {
+        Method::POST => "create",
+        Method::PUT => "update",
+        Method::PATCH => "patch",
+        Method::DELETE => "delete",
+        _ => "get",
+    };
+    ApiError::MethodNotAllowed { verb: verb.into(), resource: d.resource() }
+}
+
+/// The key prefix that holds everything a selector can match.
+fn narrowed(kind: &dyn Kind, namespace: Option<&str>, selector: &Selector) -> String {
+    match (selector.name(), namespace) {
+        (Some(name), Some(_)) => kind.descriptor().key(namespace, name),
+        (Some(name), None) if !kind.descriptor().namespaced => kind.descriptor().key(None, name),
+        _ => kind.descriptor().prefix(namespace),
+    }
+}

@@ -1,0 +1,249 @@
+//! The two ways an object comes to be stored: inserted, or modified from what is stored. Everything that must look at
+//! the current state runs inside the compare-and-swap loop.
+
+use cleat_store::{Entry, WriteError};
+
+use super::At;
+use crate::api::Api;
+use crate::descriptor::PutVersion;
+use crate::error::ApiError;
+use crate::field::FieldError;
+use crate::http::query::Effect;
+use crate::kind::{Kind, Object, Source, Unknown};
+use crate::render::Stored;
+use crate::{admission, meta};
+
+const NAME_ATTEMPTS: usize = 8;
+
+/// Which part of the object a modification is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Main,
+    Status,
+    /// `spec.finalizers` of a namespace.
+    Finalize,
+    /// The server's own bookkeeping: nothing is restored.
+    Whole,
+}
+
+/// What a client that names the wrong incarnation is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Put,
+    Patch,
+    Server,
+}
+
+pub(crate) async fn insert(
+    api: &Api,
+    kind: &dyn Kind,
+    namespace: Option<&str>,
+    mut object: Box<dyn Object>,
+    effect: Effect,
+) -> Result<Stored, ApiError> {
+    let d = kind.descriptor();
+    let now = meta::now();
+    if object.meta().resource_version.as_deref().is_some_and(|v| !v.is_empty() && v != "0") {
+        return Err(ApiError::Internal("resourceVersion should not be set on objects to be created".into()));
+    }
+    meta::wipe_for_create(object.meta_mut());
+    place(d.namespaced, namespace, &mut *object)?;
+    meta::normalise(object.meta_mut());
+    kind.default(&mut *object);
+    admission::create(api, kind, &mut *object).await?;
+    meta::stamp_created(object.meta_mut(), now);
+    kind.prepare_create(&mut *object, now);
+    meta::normalise(object.meta_mut());
+    let base = object.meta().generate_name.clone().filter(|_| object.meta().name.is_none());
+    let mut attempt = 0;
+    loop {
+        attempt += 1;
+        if let Some(base) = &base {
+            object.meta_mut().name = Some(meta::generated_name(base));
+        }
+        let name = object.meta().name.clone().unwrap_or_default();
+        let mut errors = meta::validate(object.meta(), kind.name_rule());
+        errors.extend(kind.validate(&*object));
+        if !errors.is_empty() {
+            return Err(ApiError::invalid(d, &name, errors));
+        }
+        let value = object.encode();
+        let key = d.key(namespace, &name);
+        if effect == Effect::DryRun {
+            return match api.store.get(&key).await? {
+                Some(entry) => Err(exists(kind, &name, &entry)),
+                None => Ok(Stored { value, revision: 0 }),
+            };
+        }
+        match api.store.create(&key, value.clone()).await {
+            Ok(revision) => return Ok(Stored { value, revision }),
+            Err(WriteError::Exists { .. }) if base.is_some() && attempt < NAME_ATTEMPTS => {}
+            Err(WriteError::Exists { current, .. }) => return Err(exists(kind, &name, &current)),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn exists(kind: &dyn Kind, name: &str, current: &Entry) -> ApiError {
+    let deleting = decode(kind, current).is_ok_and(|o| o.meta().deletion_timestamp.is_some());
+    ApiError::AlreadyExists { resource: kind.descriptor().resource(), name: name.into(), deleting }
+}
+
+/// Puts the object where the URL says.
+fn place(namespaced: bool, namespace: Option<&str>, object: &mut dyn Object) -> Result<(), ApiError> {
+    let meta = object.meta_mut();
+    let sent = meta.namespace.as_deref().filter(|n| !n.is_empty());
+    if namespaced && sent.is_some() && sent != namespace {
+        let why = "the namespace of the provided object does not match the namespace sent on the request";
+        return Err(ApiError::BadRequest(why.into()));
+    }
+    meta.namespace = namespace.filter(|_| namespaced).map(Into::into);
+    Ok(())
+}
+
+pub(crate) fn decode(kind: &dyn Kind, entry: &Entry) -> Result<Box<dyn Object>, ApiError> {
+    let damaged = |e| ApiError::Internal(format!("the stored object {} cannot be read: {e}", entry.key));
+    Ok(kind.decode(Source::Bytes(&entry.value), Unknown::Ignore).map_err(damaged)?.object)
+}
+
+/// Computes the new object from the current one; runs again if somebody else wrote in between.
+pub(crate) type Change<'a> = dyn FnMut(&dyn Object, &Stored) -> Result<Box<dyn Object>, ApiError> + Send + 'a;
+
+pub(crate) async fn modify(
+    api: &Api,
+    at: At<'_>,
+    part: Part,
+    origin: Origin,
+    effect: Effect,
+    change: &mut Change<'_>,
+) -> Result<Stored, ApiError> {
+    let key = at.key();
+    loop {
+        let entry = api.store.get(&key).await?.ok_or_else(|| at.not_found())?;
+        let stored = Stored::from(&entry);
+        let old = decode(at.kind, &entry)?;
+        let mut new = change(&*old, &stored)?;
+        check_identity(&at, origin, &*new, &*old, entry.modified)?;
+        shape(&at, part, &mut *new, &*old)?;
+        if part == Part::Main {
+            admission::update(api, at.kind, &*new, &*old).await?;
+        }
+        check_valid(&at, part, &*new, &*old)?;
+        if new.meta().deletion_timestamp.is_some() && is_free(at.kind, &*new) {
+            if effect == Effect::DryRun {
+                return Ok(Stored { value: new.encode(), ..stored });
+            }
+            // The last thing that held a deleted object is gone, and so is the object.
+            match api.store.delete(&key, entry.modified).await {
+                Ok(revision) => return Ok(Stored { value: new.encode(), revision }),
+                Err(WriteError::Conflict { .. }) => continue,
+                Err(WriteError::Missing { .. }) => return Err(at.not_found()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let value = new.encode();
+        if value == entry.value {
+            return Ok(stored);
+        }
+        if effect == Effect::DryRun {
+            return Ok(Stored { value, ..stored });
+        }
+        match api.store.update(&key, entry.modified, value.clone()).await {
+            Ok(revision) => return Ok(Stored { value, revision }),
+            // The change is computed again; if it insists on a resourceVersion it now fails.
+            Err(WriteError::Conflict { .. }) => {}
+            Err(WriteError::Missing { .. }) => return Err(at.not_found()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Does nothing hold this object once it is deleted?
+pub(crate) fn is_free(kind: &dyn Kind, object: &dyn Object) -> bool {
+    let meta = object.meta();
+    meta.finalizers.as_ref().is_none_or(Vec::is_empty)
+        && meta.deletion_grace_period_seconds.unwrap_or(0) == 0
+        && !kind.is_held(object)
+}
+
+fn check_identity(
+    at: &At<'_>,
+    origin: Origin,
+    new: &dyn Object,
+    old: &dyn Object,
+    current: u64,
+) -> Result<(), ApiError> {
+    let d = at.descriptor();
+    let sent = new.meta();
+    if let Some(name) = sent.name.as_deref().filter(|n| !n.is_empty() && *n != at.name) {
+        return Err(ApiError::BadRequest(format!(
+            "the name of the object ({name}) does not match the name on the URL ({})",
+            at.name
+        )));
+    }
+    if d.namespaced && sent.namespace.as_deref().is_some_and(|n| !n.is_empty() && Some(n) != at.namespace) {
+        let why = "the namespace of the provided object does not match the namespace sent on the request";
+        return Err(ApiError::BadRequest(why.into()));
+    }
+    let old_uid = old.meta().uid.as_deref().unwrap_or_default();
+    if let Some(uid) = sent.uid.as_deref().filter(|u| !u.is_empty() && *u != old_uid) {
+        return Err(match origin {
+            Origin::Patch => {
+                let error = FieldError::invalid("metadata.uid", uid, "field is immutable");
+                ApiError::invalid(d, at.name, vec![error])
+            }
+            Origin::Put | Origin::Server => {
+                let why = format!("Precondition failed: UID in precondition: {uid}, UID in object meta: {old_uid}");
+                ApiError::conflict(d, at.name, why)
+            }
+        });
+    }
+    match sent.resource_version.as_deref().filter(|v| !v.is_empty() && *v != "0") {
+        Some(version) => match version.parse::<u64>() {
+            Ok(version) if version == current => Ok(()),
+            Ok(_) => Err(ApiError::modified(d, at.name)),
+            Err(_) => {
+                let error = FieldError::invalid("metadata.resourceVersion", version, "must be a number");
+                Err(ApiError::invalid(d, at.name, vec![error]))
+            }
+        },
+        None if origin == Origin::Put && d.put_version == PutVersion::Required => {
+            let error = FieldError::invalid("metadata.resourceVersion", 0, "must be specified for an update");
+            Err(ApiError::invalid(d, at.name, vec![error]))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Brings the new object into the form that may be stored: server-owned metadata carried over, defaults filled,
+/// everything outside the part restored.
+fn shape(at: &At<'_>, part: Part, new: &mut dyn Object, old: &dyn Object) -> Result<(), ApiError> {
+    if part == Part::Whole {
+        new.meta_mut().resource_version = None;
+        return Ok(());
+    }
+    meta::carry_over(new.meta_mut(), old.meta());
+    new.meta_mut().resource_version = None;
+    meta::normalise(new.meta_mut());
+    at.kind.default(new);
+    match part {
+        Part::Main => at.kind.prepare_update(new, old),
+        Part::Status => at.kind.prepare_status(new, old, meta::now()),
+        Part::Finalize | Part::Whole => {}
+    }
+    Ok(())
+}
+
+fn check_valid(at: &At<'_>, part: Part, new: &dyn Object, old: &dyn Object) -> Result<(), ApiError> {
+    let mut errors = meta::validate_update(new.meta(), old.meta());
+    match part {
+        Part::Main => {
+            errors.extend(meta::validate(new.meta(), at.kind.name_rule()));
+            errors.extend(at.kind.validate(new));
+            errors.extend(at.kind.validate_update(new, old));
+        }
+        Part::Status => errors.extend(at.kind.validate_status(new, old)),
+        Part::Finalize | Part::Whole => {}
+    }
+    if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(at.descriptor(), at.name, errors)) }
+}

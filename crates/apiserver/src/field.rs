@@ -1,0 +1,98 @@
+//! Why a field of an object is not acceptable, in the words clients know.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// One rejected field.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FieldError {
+    pub(crate) field: String,
+    problem: Problem,
+    detail: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Problem {
+    Required,
+    Invalid(String),
+    NotSupported(String),
+    Forbidden,
+    Duplicate(String),
+    NotFound(String),
+    TooLong,
+}
+
+fn shown(value: impl Serialize) -> String {
+    serde_json::to_string(&value).unwrap_or_default()
+}
+
+impl FieldError {
+    fn new(field: impl Into<String>, problem: Problem, detail: impl Into<String>) -> Self {
+        Self { field: field.into(), problem, detail: detail.into() }
+    }
+
+    pub(crate) fn required(field: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self::new(field, Problem::Required, detail)
+    }
+
+    pub(crate) fn invalid(field: impl Into<String>, value: impl Serialize, detail: impl Into<String>) -> Self {
+        Self::new(field, Problem::Invalid(shown(value)), detail)
+    }
+
+    pub(crate) fn not_supported(field: impl Into<String>, value: &str, supported: &[&str]) -> Self {
+        let mut sorted: Vec<_> = supported.iter().map(|s| format!("\"{s}\"")).collect();
+        sorted.sort();
+        Self::new(field, Problem::NotSupported(shown(value)), sorted.join(", "))
+    }
+
+    pub(crate) fn forbidden(field: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self::new(field, Problem::Forbidden, detail)
+    }
+
+    pub(crate) fn duplicate(field: impl Into<String>, value: impl Serialize) -> Self {
+        Self::new(field, Problem::Duplicate(shown(value)), "")
+    }
+
+    pub(crate) fn not_found(field: impl Into<String>, value: impl Serialize) -> Self {
+        Self::new(field, Problem::NotFound(shown(value)), "")
+    }
+
+    pub(crate) fn too_long(field: impl Into<String>, limit: usize) -> Self {
+        Self::new(field, Problem::TooLong, format!("may not be more than {limit} bytes"))
+    }
+
+    /// The machine-readable reason of the cause.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self.problem {
+            Problem::Required => "FieldValueRequired",
+            Problem::Invalid(_) => "FieldValueInvalid",
+            Problem::NotSupported(_) => "FieldValueNotSupported",
+            Problem::Forbidden => "FieldValueForbidden",
+            Problem::Duplicate(_) => "FieldValueDuplicate",
+            Problem::NotFound(_) => "FieldValueNotFound",
+            Problem::TooLong => "FieldValueTooLong",
+        }
+    }
+
+    /// The message without the field's path.
+    pub(crate) fn body(&self) -> String {
+        let detail = &self.detail;
+        let head = match &self.problem {
+            Problem::Required => "Required value".to_owned(),
+            Problem::Invalid(value) => format!("Invalid value: {value}"),
+            Problem::NotSupported(value) => return format!("Unsupported value: {value}: supported values: {detail}"),
+            Problem::Forbidden => "Forbidden".to_owned(),
+            Problem::Duplicate(value) => format!("Duplicate value: {value}"),
+            Problem::NotFound(value) => format!("Not found: {value}"),
+            Problem::TooLong => "Too long".to_owned(),
+        };
+        if detail.is_empty() { head } else { format!("{head}: {detail}") }
+    }
+}
+
+impl fmt::Display for FieldError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.field, self.body())
+    }
+}

@@ -1,0 +1,104 @@
+//! Content negotiation: which form of an answer the client asked for.
+
+use crate::error::ApiError;
+
+/// The form of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    Plain,
+    Table,
+    /// Metadata only; of the items, if the answer is a list.
+    Partial,
+}
+
+/// What is being answered: some forms exist only for some of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    Item,
+    List,
+    Watch,
+}
+
+pub(crate) const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+
+struct Clause<'a> {
+    media: &'a str,
+    group: &'a str,
+    version: &'a str,
+    transform: &'a str,
+}
+
+fn clauses(header: &str) -> impl Iterator<Item = Clause<'_>> {
+    header.split(',').map(|clause| {
+        let mut parts = clause.split(';').map(str::trim);
+        let media = parts.next().unwrap_or_default();
+        let mut found = Clause { media, group: "", version: "", transform: "" };
+        for part in parts {
+            match part.split_once('=') {
+                Some(("g", value)) => found.group = value,
+                Some(("v", value)) => found.version = value,
+                Some(("as", value)) => found.transform = value,
+                _ => {}
+            }
+        }
+        found
+    })
+}
+
+fn is_json(media: &str) -> bool {
+    matches!(media, "application/json" | "application/*" | "*/*" | "")
+}
+
+pub(crate) fn negotiate(header: Option<&str>, shape: Shape) -> Result<Form, ApiError> {
+    let Some(header) = header else { return Ok(Form::Plain) };
+    clauses(header)
+        .filter(|c| is_json(c.media))
+        .find_map(|c| match (c.transform, c.group, c.version, shape) {
+            ("", ..) => Some(Form::Plain),
+            ("Table", "meta.k8s.io", "v1" | "v1beta1", _) => Some(Form::Table),
+            ("PartialObjectMetadata", "meta.k8s.io", "v1", Shape::Item | Shape::Watch) => Some(Form::Partial),
+            ("PartialObjectMetadataList", "meta.k8s.io", "v1", Shape::List) => Some(Form::Partial),
+            _ => None,
+        })
+        .ok_or(ApiError::NotAcceptable)
+}
+
+/// Does the client prefer the aggregated form of discovery?
+pub(crate) fn wants_aggregated(header: Option<&str>) -> bool {
+    let first = header.and_then(|h| {
+        clauses(h).find(|c| {
+            is_json(c.media) && (c.transform.is_empty() || (c.group == "apidiscovery.k8s.io" && c.version == "v2"))
+        })
+    });
+    first.is_some_and(|c| c.transform == "APIGroupDiscoveryList")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_clause_that_can_be_met_wins() {
+        let kubectl = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,\
+                       application/json";
+        let metadata = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
+                        application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
+        for (header, shape, want) in [
+            (Some(kubectl), Shape::List, Some(Form::Table)),
+            (Some(metadata), Shape::List, Some(Form::Partial)),
+            (Some(metadata), Shape::Item, Some(Form::Plain)),
+            (Some("application/vnd.kubernetes.protobuf, */*"), Shape::List, Some(Form::Plain)),
+            (Some("application/vnd.kubernetes.protobuf"), Shape::List, None),
+            (None, Shape::Item, Some(Form::Plain)),
+        ] {
+            assert_eq!(negotiate(header, shape).ok(), want, "{header:?}");
+        }
+    }
+
+    #[test]
+    fn aggregated_discovery_only_when_asked_for() {
+        assert!(wants_aggregated(Some(&format!("{AGGREGATED},application/json"))));
+        assert!(!wants_aggregated(Some("application/json")));
+        assert!(!wants_aggregated(None));
+    }
+}

@@ -1,0 +1,90 @@
+//! Building HTTP responses: objects, Status, plain text, warnings.
+
+use bytes::{Bytes, BytesMut};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WARNING};
+use http::{Response, StatusCode};
+use serde_json::{Value, json};
+
+use super::body::ApiBody;
+use crate::descriptor::Descriptor;
+use crate::error::ApiError;
+
+pub(crate) const JSON: &str = "application/json";
+
+/// An answer that is not an error.
+pub(crate) struct Reply {
+    pub(crate) code: StatusCode,
+    pub(crate) content_type: &'static str,
+    pub(crate) body: ApiBody,
+    pub(crate) warnings: Vec<String>,
+}
+
+impl Reply {
+    pub(crate) fn bytes(code: StatusCode, body: impl Into<Bytes>) -> Self {
+        Self { code, content_type: JSON, body: ApiBody::full(body), warnings: Vec::new() }
+    }
+
+    pub(crate) fn buffer(code: StatusCode, body: BytesMut) -> Self {
+        Self::bytes(code, body.freeze())
+    }
+
+    pub(crate) fn json(code: StatusCode, body: &Value) -> Self {
+        Self::bytes(code, body.to_string())
+    }
+
+    pub(crate) fn text(code: StatusCode, body: impl Into<Bytes>) -> Self {
+        Self { code, content_type: "text/plain; charset=utf-8", body: ApiBody::full(body), warnings: Vec::new() }
+    }
+
+    pub(crate) fn stream(body: ApiBody) -> Self {
+        Self { code: StatusCode::OK, content_type: JSON, body, warnings: Vec::new() }
+    }
+
+    /// The Status that reports success about one object.
+    pub(crate) fn success(code: StatusCode, descriptor: &Descriptor, name: &str, uid: Option<&str>) -> Self {
+        let mut details = json!({ "name": name, "kind": descriptor.plural });
+        if !descriptor.group.is_empty() {
+            details["group"] = descriptor.group.clone().into();
+        }
+        if let Some(uid) = uid {
+            details["uid"] = uid.into();
+        }
+        let status =
+            json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details });
+        Self::json(code, &status)
+    }
+
+    pub(crate) fn with_warnings(mut self, warnings: Vec<String>) -> Self {
+        self.warnings = warnings;
+        self
+    }
+
+    pub(crate) fn into_response(self) -> Response<ApiBody> {
+        let mut response = Response::new(self.body);
+        *response.status_mut() = self.code;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(self.content_type));
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+        for warning in self.warnings {
+            let quoted: String = warning
+                .chars()
+                .filter(|c| c.is_ascii() && !c.is_ascii_control())
+                .flat_map(|c| if matches!(c, '"' | '\\') { vec!['\\', c] } else { vec![c] })
+                .collect();
+            if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{quoted}\"")) {
+                headers.append(WARNING, value);
+            }
+        }
+        response
+    }
+}
+
+pub(crate) fn error(error: &ApiError) -> Response<ApiBody> {
+    let (code, status) = error.status();
+    let retry = status["details"]["retryAfterSeconds"].as_u64();
+    let mut response = Reply::json(code, &status).into_response();
+    if let Some(seconds) = retry {
+        response.headers_mut().insert(RETRY_AFTER, seconds.into());
+    }
+    response
+}

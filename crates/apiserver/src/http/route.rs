@@ -1,0 +1,103 @@
+//! What a path means, before anything is looked up.
+
+use percent_encoding::percent_decode_str;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Route {
+    Root,
+    Version,
+    Health(String),
+    CoreVersions,
+    Groups,
+    Group(String),
+    Resources { group: String, version: String },
+    OpenApiV2,
+    OpenApiV3,
+    OpenApiV3Document(String),
+    Resource(Target),
+    Unknown,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) group: String,
+    pub(crate) version: String,
+    pub(crate) namespace: Option<String>,
+    pub(crate) plural: String,
+    pub(crate) name: Option<String>,
+    pub(crate) subresource: Option<String>,
+}
+
+pub(crate) fn parse(path: &str) -> Route {
+    let decode = |s: &str| percent_decode_str(s).decode_utf8_lossy().into_owned();
+    let segments: Vec<String> = path.split('/').filter(|s| !s.is_empty()).map(decode).collect();
+    let parts: Vec<&str> = segments.iter().map(String::as_str).collect();
+    match parts.as_slice() {
+        [] => Route::Root,
+        ["version"] => Route::Version,
+        ["healthz" | "livez" | "readyz", ..] => Route::Health(parts[0].into()),
+        ["openapi", "v2"] => Route::OpenApiV2,
+        ["openapi", "v3"] => Route::OpenApiV3,
+        ["openapi", "v3", rest @ ..] => Route::OpenApiV3Document(rest.join("/")),
+        ["api"] => Route::CoreVersions,
+        ["apis"] => Route::Groups,
+        ["api", version] => Route::Resources { group: String::new(), version: (*version).into() },
+        ["apis", group] => Route::Group((*group).into()),
+        ["apis", group, version] => Route::Resources { group: (*group).into(), version: (*version).into() },
+        ["api", version, rest @ ..] => resource("", version, rest),
+        ["apis", group, version, rest @ ..] => resource(group, version, rest),
+        _ => Route::Unknown,
+    }
+}
+
+fn resource(group: &str, version: &str, rest: &[&str]) -> Route {
+    let (namespace, rest) = match rest {
+        // `status` and `finalize` are the only subresources of a namespace; anything else there is a resource.
+        ["namespaces", _, "status" | "finalize"] => (None, rest),
+        ["namespaces", namespace, inside @ ..] if !inside.is_empty() => (Some((*namespace).into()), inside),
+        _ => (None, rest),
+    };
+    let [plural, path @ ..] = rest else { return Route::Unknown };
+    if path.len() > 2 {
+        return Route::Unknown;
+    }
+    Route::Resource(Target {
+        group: group.into(),
+        version: version.into(),
+        namespace,
+        plural: (*plural).into(),
+        name: path.first().map(|s| (*s).into()),
+        subresource: path.get(1).map(|s| (*s).into()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_name_their_target() {
+        let target = |namespace: Option<&str>, plural: &str, name: Option<&str>, sub: Option<&str>| {
+            Route::Resource(Target {
+                group: String::new(),
+                version: "v1".into(),
+                namespace: namespace.map(Into::into),
+                plural: plural.into(),
+                name: name.map(Into::into),
+                subresource: sub.map(Into::into),
+            })
+        };
+        for (path, want) in [
+            ("/api/v1/pods", target(None, "pods", None, None)),
+            ("/api/v1/namespaces/a", target(None, "namespaces", Some("a"), None)),
+            ("/api/v1/namespaces/a/status", target(None, "namespaces", Some("a"), Some("status"))),
+            ("/api/v1/namespaces/a/pods", target(Some("a"), "pods", None, None)),
+            ("/api/v1/namespaces/a/pods/p/binding", target(Some("a"), "pods", Some("p"), Some("binding"))),
+            ("/api/v1/nodes/n%2E1/status", target(None, "nodes", Some("n.1"), Some("status"))),
+            ("/readyz/ping", Route::Health("readyz".into())),
+            ("/nowhere", Route::Unknown),
+        ] {
+            assert_eq!(parse(path), want, "{path}");
+        }
+    }
+}

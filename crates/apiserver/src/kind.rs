@@ -1,0 +1,300 @@
+//! The seam between the generic API machinery and one kind: [`Strategy`] is what a kind's file implements, on its own
+//! type; [`Kind`] is the same without the type, which is all the machinery sees.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::marker::PhantomData;
+
+use bytes::Bytes;
+use jiff::Timestamp;
+use k8s_openapi::Metadata;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::de::DeserializeOwned;
+use serde::{Deserializer, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::descriptor::Descriptor;
+use crate::field::FieldError;
+use crate::meta::NameRule;
+use crate::table::Column;
+
+/// The behaviour of one kind where it differs from the common rules. Every method is pure.
+pub(crate) trait Strategy: Send + Sync + 'static {
+    type Object: Typed;
+
+    fn descriptor() -> Descriptor;
+
+    fn name_rule() -> NameRule {
+        NameRule::Subdomain
+    }
+
+    /// Fills what the client left out. Idempotent.
+    fn default(_object: &mut Self::Object) {}
+
+    /// Removes what a client may not choose at creation.
+    fn prepare_create(_object: &mut Self::Object, _now: Timestamp) {}
+
+    /// Restores what the main resource may not change.
+    fn prepare_update(_new: &mut Self::Object, _old: &Self::Object) {}
+
+    /// Restores what the status subresource may not change.
+    fn prepare_status(_new: &mut Self::Object, _old: &Self::Object, _now: Timestamp) {}
+
+    fn validate(_object: &Self::Object) -> Vec<FieldError> {
+        Vec::new()
+    }
+
+    fn validate_update(_new: &Self::Object, _old: &Self::Object) -> Vec<FieldError> {
+        Vec::new()
+    }
+
+    fn validate_status(_new: &Self::Object, _old: &Self::Object) -> Vec<FieldError> {
+        Vec::new()
+    }
+
+    /// May the object go although nothing in its metadata holds it?
+    fn is_held(_object: &Self::Object) -> bool {
+        false
+    }
+
+    /// Selectable fields beyond `metadata.name` and `metadata.namespace`.
+    fn fields() -> &'static [&'static str] {
+        &[]
+    }
+
+    /// The value of one of `fields`; empty if it has none.
+    fn field(_object: &Self::Object, _name: &str) -> String {
+        String::new()
+    }
+
+    fn columns() -> &'static [Column];
+
+    fn cells(object: &Self::Object, now: Timestamp) -> Vec<Value>;
+
+    /// The row's `conditions`, for the kinds that have them.
+    fn row_conditions(_object: &Self::Object) -> Option<Value> {
+        None
+    }
+}
+
+/// What the type of a kind has to be able to do.
+pub(crate) trait Typed:
+    Metadata<Ty = ObjectMeta> + Serialize + DeserializeOwned + Clone + PartialEq + Send + Sync + 'static
+{
+}
+
+impl<T> Typed for T where
+    T: Metadata<Ty = ObjectMeta> + Serialize + DeserializeOwned + Clone + PartialEq + Send + Sync + 'static
+{
+}
+
+/// An object of some kind. Only the kind that decoded it looks inside.
+pub(crate) trait Object: Any + Send + Sync {
+    fn meta(&self) -> &ObjectMeta;
+    fn meta_mut(&mut self) -> &mut ObjectMeta;
+    fn copy(&self) -> Box<dyn Object>;
+    /// The canonical bytes. They hold whatever resourceVersion the metadata holds; clear it before storing.
+    fn encode(&self) -> Bytes;
+}
+
+impl<T: Typed> Object for T {
+    fn meta(&self) -> &ObjectMeta {
+        self.metadata()
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        self.metadata_mut()
+    }
+
+    fn copy(&self) -> Box<dyn Object> {
+        Box::new(self.clone())
+    }
+
+    fn encode(&self) -> Bytes {
+        // Maps in the types are ordered and have string keys, so encoding is deterministic and cannot fail.
+        metadata_first(serde_json::to_vec(self).expect("API types encode")).into()
+    }
+}
+
+/// Moves `metadata` to directly after `apiVersion` and `kind`: `render` relies on finding it there.
+fn metadata_first(bytes: Vec<u8>) -> Vec<u8> {
+    let metadata_third = {
+        let mut quoted = bytes.split(|b| *b == b'"');
+        // apiVersion, its value, kind, its value: the third key is the tenth piece between quotes.
+        quoted.nth(9) == Some(b"metadata")
+    };
+    if metadata_third {
+        return bytes;
+    }
+    let fields: BTreeMap<&str, &RawValue> = serde_json::from_slice(&bytes).expect("it was just encoded");
+    let leading = ["apiVersion", "kind", "metadata"];
+    let others = fields.keys().filter(|key| !leading.contains(key));
+    let mut out = Vec::with_capacity(bytes.len());
+    for key in leading.iter().chain(others) {
+        out.push(if out.is_empty() { b'{' } else { b',' });
+        out.extend_from_slice(format!("\"{key}\":").as_bytes());
+        out.extend_from_slice(fields.get(key).map_or("null", |value| value.get()).as_bytes());
+    }
+    out.push(b'}');
+    out
+}
+
+/// Where an object is decoded from.
+pub(crate) enum Source<'a> {
+    Bytes(&'a [u8]),
+    Value(Value),
+}
+
+/// What to do with fields the kind does not have. They are never kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unknown {
+    Ignore,
+    Report,
+}
+
+pub(crate) struct Decoded {
+    pub(crate) object: Box<dyn Object>,
+    /// Paths of unknown fields, if they were to be reported.
+    pub(crate) unknown: Vec<String>,
+}
+
+pub(crate) trait Kind: Send + Sync {
+    fn descriptor(&self) -> &Descriptor;
+    fn name_rule(&self) -> NameRule;
+    fn decode(&self, source: Source<'_>, unknown: Unknown) -> Result<Decoded, serde_json::Error>;
+    fn default(&self, object: &mut dyn Object);
+    fn prepare_create(&self, object: &mut dyn Object, now: Timestamp);
+    fn prepare_update(&self, new: &mut dyn Object, old: &dyn Object);
+    fn prepare_status(&self, new: &mut dyn Object, old: &dyn Object, now: Timestamp);
+    fn validate(&self, object: &dyn Object) -> Vec<FieldError>;
+    fn validate_update(&self, new: &dyn Object, old: &dyn Object) -> Vec<FieldError>;
+    fn validate_status(&self, new: &dyn Object, old: &dyn Object) -> Vec<FieldError>;
+    fn is_held(&self, object: &dyn Object) -> bool;
+    fn fields(&self) -> &'static [&'static str];
+    fn field(&self, object: &dyn Object, name: &str) -> String;
+    fn columns(&self) -> &'static [Column];
+    fn cells(&self, object: &dyn Object, now: Timestamp) -> Vec<Value>;
+    fn row_conditions(&self, object: &dyn Object) -> Option<Value>;
+}
+
+pub(crate) struct Erased<S> {
+    descriptor: Descriptor,
+    strategy: PhantomData<fn() -> S>,
+}
+
+impl<S: Strategy> Erased<S> {
+    pub(crate) fn new() -> Self {
+        Self { descriptor: S::descriptor(), strategy: PhantomData }
+    }
+}
+
+/// The typed object inside, for code that is about one kind only.
+pub(crate) fn typed<T: 'static>(object: &dyn Object) -> &T {
+    let any: &dyn Any = object;
+    any.downcast_ref().expect("an object is only handed to the kind that decoded it")
+}
+
+pub(crate) fn typed_mut<T: 'static>(object: &mut dyn Object) -> &mut T {
+    let any: &mut dyn Any = object;
+    any.downcast_mut().expect("an object is only handed to the kind that decoded it")
+}
+
+impl<S: Strategy> Kind for Erased<S> {
+    fn descriptor(&self) -> &Descriptor {
+        &self.descriptor
+    }
+
+    fn name_rule(&self) -> NameRule {
+        S::name_rule()
+    }
+
+    fn decode(&self, source: Source<'_>, unknown: Unknown) -> Result<Decoded, serde_json::Error> {
+        match source {
+            Source::Bytes(bytes) => {
+                let mut json = serde_json::Deserializer::from_slice(bytes);
+                let decoded = decode::<S::Object, _>(&mut json, unknown)?;
+                json.end()?;
+                Ok(decoded)
+            }
+            Source::Value(value) => decode::<S::Object, _>(value, unknown),
+        }
+    }
+
+    fn default(&self, object: &mut dyn Object) {
+        S::default(typed_mut(object));
+    }
+
+    fn prepare_create(&self, object: &mut dyn Object, now: Timestamp) {
+        S::prepare_create(typed_mut(object), now);
+    }
+
+    fn prepare_update(&self, new: &mut dyn Object, old: &dyn Object) {
+        S::prepare_update(typed_mut(new), typed(old));
+    }
+
+    fn prepare_status(&self, new: &mut dyn Object, old: &dyn Object, now: Timestamp) {
+        S::prepare_status(typed_mut(new), typed(old), now);
+    }
+
+    fn validate(&self, object: &dyn Object) -> Vec<FieldError> {
+        S::validate(typed(object))
+    }
+
+    fn validate_update(&self, new: &dyn Object, old: &dyn Object) -> Vec<FieldError> {
+        S::validate_update(typed(new), typed(old))
+    }
+
+    fn validate_status(&self, new: &dyn Object, old: &dyn Object) -> Vec<FieldError> {
+        S::validate_status(typed(new), typed(old))
+    }
+
+    fn is_held(&self, object: &dyn Object) -> bool {
+        S::is_held(typed(object))
+    }
+
+    fn fields(&self) -> &'static [&'static str] {
+        S::fields()
+    }
+
+    fn field(&self, object: &dyn Object, name: &str) -> String {
+        S::field(typed(object), name)
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        S::columns()
+    }
+
+    fn cells(&self, object: &dyn Object, now: Timestamp) -> Vec<Value> {
+        S::cells(typed(object), now)
+    }
+
+    fn row_conditions(&self, object: &dyn Object) -> Option<Value> {
+        S::row_conditions(typed(object))
+    }
+}
+
+fn decode<'de, T: Typed, D>(source: D, unknown: Unknown) -> Result<Decoded, serde_json::Error>
+where
+    D: Deserializer<'de, Error = serde_json::Error>,
+{
+    let mut paths = Vec::new();
+    let object: T = match unknown {
+        Unknown::Ignore => T::deserialize(source)?,
+        Unknown::Report => serde_ignored::deserialize(source, |path| paths.push(field_path(&path)))?,
+    };
+    Ok(Decoded { object: Box::new(object), unknown: paths })
+}
+
+fn field_path(path: &serde_ignored::Path<'_>) -> String {
+    use serde_ignored::Path;
+    match path {
+        Path::Root => String::new(),
+        Path::Seq { parent, index } => format!("{}[{index}]", field_path(parent)),
+        Path::Map { parent, key } => {
+            let parent = field_path(parent);
+            if parent.is_empty() { key.clone() } else { format!("{parent}.{key}") }
+        }
+        Path::Some { parent } | Path::NewtypeStruct { parent } | Path::NewtypeVariant { parent } => field_path(parent),
+    }
+}

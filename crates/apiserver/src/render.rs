@@ -1,0 +1,80 @@
+//! From stored bytes to wire bytes.
+//!
+//! An object is stored without its resourceVersion, which only the commit decides. Every object of a kind starts with
+//! the same bytes up to the inside of `metadata`, so the version is inserted at an offset that the kind alone fixes.
+
+use bytes::{Bytes, BytesMut};
+use cleat_store::{Entry, Revision};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::descriptor::Descriptor;
+
+/// An object and the revision to show it at.
+#[derive(Clone, Debug)]
+pub(crate) struct Stored {
+    pub(crate) value: Bytes,
+    pub(crate) revision: Revision,
+}
+
+impl From<&Entry> for Stored {
+    fn from(entry: &Entry) -> Self {
+        Self { value: entry.value.clone(), revision: entry.modified }
+    }
+}
+
+/// Appends the object with its resourceVersion.
+pub(crate) fn object(out: &mut BytesMut, descriptor: &Descriptor, stored: &Stored) {
+    let head = descriptor.head().len().min(stored.value.len());
+    out.reserve(stored.value.len() + 48);
+    out.extend_from_slice(&stored.value[..head]);
+    if stored.revision > 0 {
+        version(out, stored.revision);
+    }
+    out.extend_from_slice(&stored.value[head..]);
+}
+
+fn version(out: &mut BytesMut, revision: Revision) {
+    out.extend_from_slice(b"\"resourceVersion\":\"");
+    out.extend_from_slice(revision.to_string().as_bytes());
+    out.extend_from_slice(b"\",");
+}
+
+#[derive(Deserialize)]
+struct Outer<'a> {
+    #[serde(borrow)]
+    metadata: &'a RawValue,
+}
+
+/// Appends the object as PartialObjectMetadata.
+pub(crate) fn partial(out: &mut BytesMut, stored: &Stored) {
+    out.extend_from_slice(br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"#);
+    if stored.revision > 0 {
+        version(out, stored.revision);
+    }
+    let metadata = serde_json::from_slice::<Outer<'_>>(&stored.value).map(|o| o.metadata.get()).unwrap_or("{}");
+    out.extend_from_slice(metadata.get(1..).unwrap_or("}").as_bytes());
+    out.extend_from_slice(b"}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_goes_into_metadata() {
+        let descriptor = Descriptor::new("storage.k8s.io", "v1", "CSINode", "csinodes");
+        let value =
+            br#"{"apiVersion":"storage.k8s.io/v1","kind":"CSINode","metadata":{"name":"n"},"spec":{"drivers":[]}}"#;
+        let stored = Stored { value: Bytes::from_static(value), revision: 42 };
+        let mut out = BytesMut::new();
+        object(&mut out, &descriptor, &stored);
+        let shown: serde_json::Value = serde_json::from_slice(&out).unwrap();
+        assert_eq!(shown["metadata"], serde_json::json!({ "name": "n", "resourceVersion": "42" }));
+        let mut out = BytesMut::new();
+        partial(&mut out, &stored);
+        let shown: serde_json::Value = serde_json::from_slice(&out).unwrap();
+        assert_eq!(shown["kind"], "PartialObjectMetadata");
+        assert_eq!(shown["metadata"], serde_json::json!({ "name": "n", "resourceVersion": "42" }));
+    }
+}

@@ -1,0 +1,120 @@
+//! One file per kind: its descriptor, defaults, what each endpoint may change, what is valid, and its columns.
+
+mod attachment;
+mod claim;
+mod class;
+mod config_map;
+mod csi_driver;
+mod csi_node;
+mod event;
+mod lease;
+mod namespace;
+mod node;
+mod pod;
+mod secret;
+mod service_account;
+mod volume;
+
+pub(crate) use namespace::FINALIZER as NAMESPACE_FINALIZER;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use cleat_api::{Quantity, access};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Written;
+use serde_json::Value;
+
+use crate::field::FieldError;
+use crate::kind::{Erased, Kind};
+
+pub(crate) fn all() -> Vec<Arc<dyn Kind>> {
+    vec![
+        Arc::new(Erased::<config_map::ConfigMaps>::new()),
+        Arc::new(Erased::<event::Events>::new()),
+        Arc::new(Erased::<namespace::Namespaces>::new()),
+        Arc::new(Erased::<node::Nodes>::new()),
+        Arc::new(Erased::<claim::Claims>::new()),
+        Arc::new(Erased::<volume::Volumes>::new()),
+        Arc::new(Erased::<pod::Pods>::new()),
+        Arc::new(Erased::<secret::Secrets>::new()),
+        Arc::new(Erased::<service_account::ServiceAccounts>::new()),
+        Arc::new(Erased::<lease::Leases>::new()),
+        Arc::new(Erased::<csi_driver::CsiDrivers>::new()),
+        Arc::new(Erased::<csi_node::CsiNodes>::new()),
+        Arc::new(Erased::<class::Classes>::new()),
+        Arc::new(Erased::<attachment::Attachments>::new()),
+    ]
+}
+
+type Quantities = BTreeMap<String, Written>;
+
+/// Rewrites quantities in canonical form; what is no quantity is left for validation to name.
+fn canonical(quantities: &mut Option<Quantities>) {
+    for written in quantities.iter_mut().flat_map(|q| q.values_mut()) {
+        if let Ok(quantity) = written.0.parse::<Quantity>() {
+            written.0 = quantity.to_string();
+        }
+    }
+}
+
+/// The `storage` entry of a list of resources, which must be there and positive.
+fn check_storage(quantities: Option<&Quantities>, path: &str, errors: &mut Vec<FieldError>) {
+    let Some(written) = quantities.and_then(|q| q.get("storage")) else {
+        errors.push(FieldError::required(path, ""));
+        return;
+    };
+    match written.0.parse::<Quantity>() {
+        Ok(quantity) if quantity.is_positive() => {}
+        Ok(_) => errors.push(FieldError::invalid(path, &written.0, "must be greater than zero")),
+        Err(error) => errors.push(FieldError::invalid(path, &written.0, error.to_string())),
+    }
+}
+
+fn check_access_modes(modes: Option<&Vec<String>>, errors: &mut Vec<FieldError>) {
+    let path = "spec.accessModes";
+    let modes = modes.map(Vec::as_slice).unwrap_or_default();
+    if modes.is_empty() {
+        errors.push(FieldError::required(path, "at least 1 access mode is required"));
+    }
+    for mode in modes.iter().filter(|m| !access::ORDER.contains(&m.as_str())) {
+        errors.push(FieldError::not_supported(path, mode, &access::ORDER));
+    }
+    if modes.len() > 1 && modes.iter().any(|m| m == access::READ_WRITE_ONCE_POD) {
+        let why = "may not use ReadWriteOncePod with other access modes";
+        errors.push(FieldError::forbidden(path, why));
+    }
+}
+
+/// Access modes as `RWO,RWX`, always in the same order.
+fn short_access_modes(modes: Option<&Vec<String>>) -> String {
+    let has = |mode: &str| modes.is_some_and(|m| m.iter().any(|x| x == mode));
+    let short = [
+        (access::READ_WRITE_ONCE, "RWO"),
+        (access::READ_ONLY_MANY, "ROX"),
+        (access::READ_WRITE_MANY, "RWX"),
+        (access::READ_WRITE_ONCE_POD, "RWOP"),
+    ];
+    short.iter().filter(|(mode, _)| has(mode)).map(|(_, short)| *short).collect::<Vec<_>>().join(",")
+}
+
+fn check_choice(path: &str, value: Option<&String>, allowed: &[&str], errors: &mut Vec<FieldError>) {
+    if let Some(value) = value.filter(|v| !allowed.contains(&v.as_str())) {
+        errors.push(FieldError::not_supported(path, value, allowed));
+    }
+}
+
+/// A cell that shows `<none>` where there is nothing.
+fn or_none(value: Option<&str>) -> Value {
+    value.filter(|v| !v.is_empty()).unwrap_or("<none>").into()
+}
+
+/// A cell that shows `<unset>` where there is nothing.
+fn or_unset(value: Option<&str>) -> Value {
+    value.filter(|v| !v.is_empty()).unwrap_or("<unset>").into()
+}
+
+fn immutable<T: PartialEq + serde::Serialize>(path: &str, new: &T, old: &T, errors: &mut Vec<FieldError>) {
+    if new != old {
+        errors.push(FieldError::invalid(path, new, "field is immutable"));
+    }
+}

@@ -1,0 +1,83 @@
+//! Secret.
+
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use serde_json::Value;
+
+use super::config_map::{DATA_LIMIT, check_key};
+use super::immutable;
+use crate::descriptor::Descriptor;
+use crate::field::FieldError;
+use crate::kind::Strategy;
+use crate::table::{self, AGE, Column, NAME};
+
+pub(crate) struct Secrets;
+
+impl Strategy for Secrets {
+    type Object = Secret;
+
+    fn descriptor() -> Descriptor {
+        Descriptor::new("", "v1", "Secret", "secrets").deletes_with_status()
+    }
+
+    fn default(secret: &mut Secret) {
+        secret.type_.get_or_insert_with(|| "Opaque".into());
+        for (key, text) in secret.string_data.take().unwrap_or_default() {
+            secret.data.get_or_insert_default().insert(key, ByteString(text.into_bytes()));
+        }
+    }
+
+    fn validate(secret: &Secret) -> Vec<FieldError> {
+        let mut errors = Vec::new();
+        for key in secret.data.iter().flatten().map(|(key, _)| key) {
+            check_key("data", key, &mut errors);
+        }
+        if secret.data.iter().flatten().map(|(_, v)| v.0.len()).sum::<usize>() > DATA_LIMIT {
+            errors.push(FieldError::too_long("data", DATA_LIMIT));
+        }
+        errors
+    }
+
+    fn validate_update(new: &Secret, old: &Secret) -> Vec<FieldError> {
+        let mut errors = Vec::new();
+        immutable("type", &new.type_, &old.type_, &mut errors);
+        if old.immutable == Some(true) {
+            let why = "field is immutable when `immutable` is set";
+            if new.immutable != Some(true) {
+                errors.push(FieldError::forbidden("immutable", why));
+            }
+            if new.data != old.data {
+                errors.push(FieldError::forbidden("data", why));
+            }
+        }
+        errors
+    }
+
+    fn fields() -> &'static [&'static str] {
+        &["type"]
+    }
+
+    fn field(secret: &Secret, _name: &str) -> String {
+        secret.type_.clone().unwrap_or_default()
+    }
+
+    fn columns() -> &'static [Column] {
+        const COLUMNS: &[Column] = &[
+            NAME,
+            Column::text("Type", "What the secret is for."),
+            Column::text("Data", "How many keys the secret has."),
+            AGE,
+        ];
+        COLUMNS
+    }
+
+    fn cells(secret: &Secret, now: Timestamp) -> Vec<Value> {
+        vec![
+            table::name(&secret.metadata),
+            secret.type_.clone().unwrap_or_default().into(),
+            secret.data.as_ref().map_or(0, |d| d.len()).into(),
+            table::age(&secret.metadata, now),
+        ]
+    }
+}
