@@ -23,6 +23,7 @@ use crate::drivers::Drivers;
 use crate::layout::{Layout, PodUid, VolumeId, make_dir};
 use crate::reconstruct::{Found, ReconstructError, reconstruct};
 use crate::registration::RegistrationError;
+use crate::registry::RegistryError;
 use crate::state::State;
 use crate::{pods, registration, status, volumes};
 
@@ -33,6 +34,8 @@ const RECONSTRUCT: Duration = Duration::from_secs(300);
 /// Volumes are waited for, not worked on: many at once cost little, and one that hangs must not hold up another.
 const VOLUMES_AT_ONCE: usize = 256;
 const OBJECTS_AT_ONCE: usize = 32;
+/// How long a stop waits for calls under way. Whatever they were about is recorded on disk, so leaving them is safe.
+const SEE_THROUGH: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -70,6 +73,8 @@ pub enum AgentError {
 pub enum TurnError {
     #[error(transparent)]
     Write(#[from] WriteError),
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
     #[error("{0}")]
     Steps(String),
     #[error("pod {0} is on the server but not in the cache yet")]
@@ -85,7 +90,9 @@ impl From<&TurnError> for Severity {
         match error {
             TurnError::Write(error) => error.into(),
             TurnError::CacheBehind(_) => Severity::Expected,
-            TurnError::Steps(_) | TurnError::Api { .. } | TurnError::Directories { .. } => Severity::Warning,
+            TurnError::Steps(_) | TurnError::Registry(_) | TurnError::Api { .. } | TurnError::Directories { .. } => {
+                Severity::Warning
+            }
         }
     }
 }
@@ -139,7 +146,18 @@ impl Agent {
             }
             result
         };
-        let (registered, (), (), ()) = tokio::join!(registration, objects, volumes, status::heartbeat(&shared));
+        let all = async { tokio::join!(registration, objects, volumes, status::heartbeat(&shared)).0 };
+        let late = async {
+            stop.cancelled().await;
+            tokio::time::sleep(SEE_THROUGH).await;
+        };
+        let registered = tokio::select! {
+            registered = all => registered,
+            () = late => {
+                warn!(node = shared.name, "stopped while calls to drivers are under way");
+                Ok(())
+            }
+        };
         info!(node = shared.name, "node agent stopped");
         Ok(registered?)
     }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use parking_lot::RwLock;
 
 use crate::plugin::csi::Driver;
+use crate::registry::Announced;
 
 /// A version `major.minor.patch` that a driver supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,6 +35,7 @@ pub(crate) struct Registered {
     pub(crate) socket: PathBuf,
     pub(crate) file: FileId,
     pub(crate) version: Version,
+    pub(crate) announced: Announced,
 }
 
 /// Tells a socket from a later one at the same path.
@@ -53,6 +55,10 @@ impl Drivers {
 
     pub(crate) fn entry(&self, name: &str) -> Option<Registered> {
         self.0.read().get(name).cloned()
+    }
+
+    pub(crate) fn announced(&self) -> Vec<Announced> {
+        self.0.read().values().map(|r| r.announced.clone()).collect()
     }
 
     pub(crate) fn by_socket(&self, socket: &Path) -> Option<(String, FileId)> {

@@ -187,7 +187,7 @@ async fn enter(agent: &Shared, socket: &Path, file: FileId, info: &PluginInfo) -
     registry::enter(agent, &announced)
         .await
         .map_err(|source| RegistrationError::Enter { driver: info.name.clone(), source })?;
-    agent.drivers.insert(&info.name, Registered { driver, socket: socket.into(), file, version });
+    agent.drivers.insert(&info.name, Registered { driver, socket: socket.into(), file, version, announced });
     Ok(())
 }
 

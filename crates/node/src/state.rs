@@ -230,6 +230,8 @@ impl State {
                 changed.insert(uid.clone());
             }
         }
+        // What a pod waits for now counts; an error of before is told only while it is being retried.
+        entry.errors.retain(|uid, _| matches!(waiting.get(uid), None | Some(Wait::Retry | Wait::Turn)));
         entry.waiting = waiting;
         match &order {
             Some(Order::Stage { before, .. }) => entry.actual.staged = before.begun(),

@@ -19,6 +19,7 @@ use tracing::{debug, info, warn};
 
 use crate::agent::{Shared, TurnError};
 use crate::layout::VolumeId;
+use crate::registry;
 
 const LEASE_NAMESPACE: &str = "kube-node-lease";
 const LEASE_SECONDS: i32 = 40;
@@ -70,8 +71,13 @@ fn includes(has: Option<&BTreeMap<String, String>>, wants: &BTreeMap<String, Str
 pub(crate) async fn turn(agent: Arc<Shared>) -> Result<Outcome, TurnError> {
     match agent.nodes.named(&agent.name) {
         Some(node) => send(&agent, Some(&node), json!({})).await?,
-        // Deleted by somebody while we are alive.
-        None => register(&agent).await?,
+        // Deleted by somebody while we are alive: what the drivers entered there went with it.
+        None => {
+            register(&agent).await?;
+            for driver in agent.drivers.announced() {
+                registry::enter(&agent, &driver).await?;
+            }
+        }
     }
     Ok(Outcome::Done)
 }
