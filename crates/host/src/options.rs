@@ -79,8 +79,8 @@ impl Options {
             "exec" | "noexec" => self.attributes.set(A::MOUNT_ATTR_NOEXEC, option == "noexec"),
             "diratime" | "nodiratime" => self.attributes.set(A::MOUNT_ATTR_NODIRATIME, option == "nodiratime"),
             "symfollow" | "nosymfollow" => self.attributes.set(A::MOUNT_ATTR_NOSYMFOLLOW, option == "nosymfollow"),
-            "noatime" => self.attributes = self.attributes - atime | A::MOUNT_ATTR_NOATIME,
-            "strictatime" => self.attributes = self.attributes - atime | A::MOUNT_ATTR_STRICTATIME,
+            "noatime" => self.attributes = (self.attributes - atime) | A::MOUNT_ATTR_NOATIME,
+            "strictatime" => self.attributes = (self.attributes - atime) | A::MOUNT_ATTR_STRICTATIME,
             // The kernel's default, by its three names.
             "relatime" | "atime" | "nostrictatime" | "norelatime" => self.attributes -= atime,
             "sync" => self.set_flag("sync", true),

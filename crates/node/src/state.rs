@@ -265,7 +265,7 @@ impl State {
                 (created, view)
             })
             .collect();
-        views.sort_by(|(a, _), (b, _)| a.cmp(b));
+        views.sort_by_key(|(created, _)| *created);
         views.into_iter().map(|(_, view)| view).collect()
     }
 

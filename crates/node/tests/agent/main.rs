@@ -1,7 +1,9 @@
 //! The agent with a real driver: mount, share, restart, way back.
 
 mod api;
+mod failures;
 mod rig;
+mod scripted;
 
 use std::fs;
 

@@ -22,18 +22,29 @@ use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
 use crate::api::Api;
+use crate::scripted::Scripted;
 
 pub(crate) const NODE: &str = "n1";
 
 pub(crate) struct Rig {
     pub(crate) api: Api,
     pub(crate) directory: TempDir,
-    driver: Client,
+    driver: Option<Client>,
     driver_stop: CancellationToken,
     agent: Option<(CancellationToken, JoinHandle<()>)>,
 }
 
 impl Rig {
+    /// With a driver that only does what the test says.
+    pub(crate) fn scripted() -> (Rig, Scripted) {
+        let directory = TempDir::with_prefix("cleat-node-").unwrap();
+        let driver_stop = CancellationToken::new();
+        let driver = Scripted::serve(&directory.path().join("driver.sock"), driver_stop.clone());
+        let rig = Rig { api: Api::new(), directory, driver: None, driver_stop, agent: None };
+        rig.describe_driver(true);
+        (rig, driver)
+    }
+
     pub(crate) async fn new() -> Rig {
         assert!(rustix::process::geteuid().is_root(), "these tests mount file systems: run them as root");
         let directory = TempDir::with_prefix("cleat-node-").unwrap();
@@ -49,7 +60,7 @@ impl Rig {
         tokio::spawn(block::run(config, driver_stop.clone()));
         let driver = Client::new(endpoint);
         driver.wait_ready(Duration::from_secs(30)).await.unwrap();
-        let rig = Rig { api: Api::new(), directory, driver, driver_stop, agent: None };
+        let rig = Rig { api: Api::new(), directory, driver: Some(driver), driver_stop, agent: None };
         rig.describe_driver(true);
         rig
     }
@@ -83,6 +94,15 @@ impl Rig {
         running.await.unwrap();
     }
 
+    /// Ends the agent as a crash would: in the middle of whatever it does.
+    pub(crate) async fn crash(&mut self) {
+        let (stop, running) = self.agent.take().unwrap();
+        running.abort();
+        let _ = running.await;
+        // The caches are the process's; they would have died with it.
+        stop.cancel();
+    }
+
     /// Announces the driver to the agent; the announcement lives as long as the driver.
     pub(crate) async fn announce(&self) {
         let registry = self.root().join("plugins_registry");
@@ -103,8 +123,14 @@ impl Rig {
     /// A claim bound to a volume that the driver really has.
     pub(crate) async fn volume(&self, claim: &str) -> String {
         let name = format!("pv-{claim}");
-        let created = self
-            .driver
+        let Some(driver) = &self.driver else {
+            let volume = build::volume(&name, "", "64Mi");
+            let (claim, volume) = build::bound(build::claim("default", claim, None, "64Mi"), volume);
+            self.api.put("persistentvolumeclaims", claim);
+            self.api.put("persistentvolumes", volume);
+            return format!("handle-{name}");
+        };
+        let created = driver
             .create_volume(v1::CreateVolumeRequest {
                 name: name.clone(),
                 capacity_range: Some(v1::CapacityRange { required_bytes: 64 << 20, limit_bytes: 0 }),
@@ -159,7 +185,9 @@ impl Rig {
             volume_capability: Some(capability()),
             ..Default::default()
         };
-        self.driver.controller_publish_volume(request).await.unwrap();
+        if let Some(driver) = &self.driver {
+            driver.controller_publish_volume(request).await.unwrap();
+        }
     }
 
     pub(crate) async fn until_mounted(&self, pod: &str) {
