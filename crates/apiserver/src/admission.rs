@@ -3,7 +3,7 @@
 use cleat_api::claim::default_class;
 use cleat_api::keys::{annotation, finalizer};
 use cleat_store::Range;
-use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod, Toleration};
 use k8s_openapi::api::storage::v1::StorageClass;
 
 use crate::api::Api;
@@ -27,6 +27,7 @@ pub(crate) async fn create(api: &Api, kind: &dyn Kind, object: &mut dyn Object) 
             protect(object, finalizer::PVC_PROTECTION);
         }
         ("", "persistentvolumes") => protect(object, finalizer::PV_PROTECTION),
+        ("", "pods") => complete_pod(typed_mut(object)),
         _ => {}
     }
     Ok(())
@@ -85,6 +86,32 @@ async fn set_default_class(api: &Api, claim: &mut PersistentVolumeClaim) -> Resu
     let classes = classes(api).await?;
     spec.storage_class_name = default_class(&classes).and_then(|class| class.metadata.name.clone());
     Ok(())
+}
+
+/// What a pod gets at creation beyond its own defaults: an account, a priority, patience with failing nodes.
+fn complete_pod(pod: &mut Pod) {
+    let spec = pod.spec.get_or_insert_default();
+    let account = spec.service_account_name.get_or_insert_with(|| "default".into()).clone();
+    spec.service_account = Some(account);
+    spec.priority.get_or_insert(0);
+    spec.preemption_policy.get_or_insert_with(|| "PreemptLowerPriority".into());
+    let tolerations = spec.tolerations.get_or_insert_default();
+    for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
+        let covered = tolerations.iter().any(|t| {
+            let effect = t.effect.as_deref().unwrap_or_default();
+            let named = t.key.as_deref().unwrap_or_default();
+            (effect.is_empty() || effect == "NoExecute") && (named.is_empty() || named == key)
+        });
+        if !covered {
+            tolerations.push(Toleration {
+                key: Some(key.into()),
+                operator: Some("Exists".into()),
+                effect: Some("NoExecute".into()),
+                toleration_seconds: Some(300),
+                ..Default::default()
+            });
+        }
+    }
 }
 
 fn protect(object: &mut dyn Object, finalizer: &str) {

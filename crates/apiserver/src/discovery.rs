@@ -11,11 +11,9 @@ use crate::http::reply::Reply;
 
 const MINOR: &str = "34";
 
-/// Subresources beyond `status`: resource, name, group/version/kind of the body, verbs.
-const SUBRESOURCES: &[(&str, &str, [&str; 3], &[&str])] = &[
-    ("pods", "binding", ["", "v1", "Binding"], &["create"]),
-    ("namespaces", "finalize", ["", "v1", "Namespace"], &["update"]),
-];
+/// Subresources beyond `status`: resource, name, kind of the body, verbs.
+const SUBRESOURCES: &[(&str, &str, &str, &[&str])] =
+    &[("pods", "binding", "Binding", &["create"]), ("namespaces", "finalize", "Namespace", &["update"])];
 
 pub(crate) fn version() -> Reply {
     let body = json!({
@@ -92,7 +90,7 @@ pub(crate) fn resources(kinds: &Kinds, group: &str, version: &str) -> Result<Rep
             main["categories"] = json!(d.categories);
         }
         resources.push(main);
-        for (name, [_, _, kind], verbs) in subresources(d) {
+        for (name, kind, verbs) in subresources(d) {
             resources.push(json!({
                 "name": format!("{}/{name}", d.plural), "singularName": "", "namespaced": d.namespaced,
                 "kind": kind, "verbs": verbs,
@@ -103,26 +101,28 @@ pub(crate) fn resources(kinds: &Kinds, group: &str, version: &str) -> Result<Rep
         return Err(ApiError::NoSuchResource);
     }
     let group_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
-    let body = json!({
-        "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": resources,
-    });
+    let mut body = json!({ "kind": "APIResourceList", "groupVersion": group_version, "resources": resources });
+    if !group.is_empty() {
+        body["apiVersion"] = "v1".into();
+    }
     Ok(Reply::json(StatusCode::OK, &body))
 }
 
-fn subresources(d: &Descriptor) -> Vec<(&str, [&str; 3], &[&str])> {
-    let mut found: Vec<(&str, [&str; 3], &[&str])> = SUBRESOURCES
+fn subresources(d: &Descriptor) -> Vec<(&str, &str, &[&str])> {
+    let mut found: Vec<(&str, &str, &[&str])> = SUBRESOURCES
         .iter()
         .filter(|(plural, ..)| *plural == d.plural && d.group.is_empty())
         .map(|(_, name, body, verbs)| (*name, *body, *verbs))
         .collect();
     if d.has_status {
-        found.push(("status", [&d.group, &d.version, &d.kind], &["get", "patch", "update"]));
+        found.push(("status", &d.kind, &["get", "patch", "update"]));
     }
     found
 }
 
 fn aggregated(kinds: &Kinds, wanted: impl Fn(&str) -> bool) -> Reply {
-    let response_kind = |[group, version, kind]: [&str; 3]| json!({ "group": group, "version": version, "kind": kind });
+    // Group and version are left empty where they are those of the document around them.
+    let response_kind = |kind: &str| json!({ "group": "", "version": "", "kind": kind });
     let resource = |d: &Descriptor| {
         let subresources: Vec<Value> = subresources(d)
             .into_iter()
@@ -131,7 +131,7 @@ fn aggregated(kinds: &Kinds, wanted: impl Fn(&str) -> bool) -> Reply {
             })
             .collect();
         let mut body = json!({
-            "resource": d.plural, "responseKind": response_kind([&d.group, &d.version, &d.kind]),
+            "resource": d.plural, "responseKind": response_kind(&d.kind),
             "scope": if d.namespaced { "Namespaced" } else { "Cluster" },
             "singularResource": d.singular, "verbs": d.verbs(),
         });

@@ -19,8 +19,8 @@ pub(crate) enum ApiError {
     NotFound { resource: Resource, name: String },
     #[error("the server could not find the requested resource")]
     NoSuchResource,
-    #[error("{verb} is not supported on resources of kind \"{resource}\"")]
-    MethodNotAllowed { verb: String, resource: Resource },
+    #[error("the server does not allow this method on the requested resource")]
+    MethodNotAllowed,
     #[error("only the following media types are accepted: application/json")]
     NotAcceptable,
     #[error("the body of the request was in an unknown format - accepted media types include: {0}")]
@@ -38,7 +38,7 @@ pub(crate) enum ApiError {
     #[error("{kind} \"{name}\" is invalid: {}", listed(errors))]
     Invalid { kind: GroupKind, name: String, errors: Vec<FieldError> },
     #[error("the server rejected our request due to an error in our request")]
-    PatchRejected { why: String },
+    PatchRejected,
     #[error("Timeout: Too large resource version: {asked}, current: {current}")]
     VersionTooLarge { asked: u64, current: u64 },
     #[error("Internal error occurred: {0}")]
@@ -93,6 +93,13 @@ impl ApiError {
         Self::Conflict { resource: descriptor.resource(), name: name.into(), why: why.into() }
     }
 
+    /// A precondition of the request does not hold. Unlike other conflicts this one names the kind.
+    pub(crate) fn precondition(descriptor: &Descriptor, name: &str, what: &str, wanted: &str, found: &str) -> Self {
+        let resource = Resource { group: descriptor.group.clone(), plural: descriptor.kind.clone() };
+        let why = format!("Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {found}");
+        Self::Conflict { resource, name: name.into(), why }
+    }
+
     pub(crate) fn invalid(descriptor: &Descriptor, name: &str, errors: Vec<FieldError>) -> Self {
         let kind = GroupKind { group: descriptor.group.clone(), kind: descriptor.kind.clone() };
         Self::Invalid { kind, name: name.into(), errors }
@@ -124,7 +131,7 @@ impl ApiError {
             }
             Self::NotFound { resource, name } => (404, "NotFound", Some(about(resource, name)), None),
             Self::NoSuchResource => (404, "NotFound", Some(json!({})), None),
-            Self::MethodNotAllowed { resource, .. } => (405, "MethodNotAllowed", Some(about(resource, "")), None),
+            Self::MethodNotAllowed => (405, "MethodNotAllowed", None, None),
             Self::NotAcceptable => (406, "NotAcceptable", None, None),
             Self::UnsupportedMediaType(_) => (415, "UnsupportedMediaType", None, None),
             Self::AlreadyExists { resource, name, .. } => (409, "AlreadyExists", Some(about(resource, name)), None),
@@ -140,10 +147,7 @@ impl ApiError {
                     .collect();
                 (422, "Invalid", Some(details), None)
             }
-            Self::PatchRejected { why } => {
-                let causes = json!([{ "reason": "UnexpectedServerResponse", "message": why }]);
-                (422, "Invalid", Some(json!({ "causes": causes })), None)
-            }
+            Self::PatchRejected => (422, "Invalid", None, None),
             Self::VersionTooLarge { .. } => {
                 let cause = json!({ "reason": "ResourceVersionTooLarge", "message": "Too large resource version" });
                 (504, "Timeout", Some(json!({ "causes": [cause], "retryAfterSeconds": 1 })), None)

@@ -91,9 +91,12 @@ pub(crate) fn label_value(value: &str) -> Result<(), String> {
     if value.is_empty() || is_qualified_part(value) { Ok(()) } else { Err(LABEL_VALUE.into()) }
 }
 
-/// The name of a CSI driver: at most 63 bytes, a subdomain whatever the case.
+/// The longest name of a CSI driver, in bytes.
+pub(crate) const CSI_DRIVER: usize = 63;
+
+/// The name of a CSI driver: not too long, a subdomain whatever the case.
 pub(crate) fn csi_driver(name: &str) -> Result<(), String> {
-    if name.len() > 63 {
+    if name.len() > CSI_DRIVER {
         return Err("must be no more than 63 bytes".into());
     }
     subdomain(&name.to_ascii_lowercase())

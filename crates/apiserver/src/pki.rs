@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rcgen::{
@@ -62,7 +62,8 @@ pub(crate) struct Pki {
 }
 
 pub(crate) fn open(dir: &Path, extra_names: &[String]) -> Result<Pki, PkiError> {
-    fs::create_dir_all(dir).map_err(|source| PkiError::Io { step: "create", path: dir.into(), source })?;
+    let private = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    private.map_err(|source| PkiError::Io { step: "create", path: dir.into(), source })?;
     let authority = match load(dir, "ca")? {
         Some(pair) => pair,
         None => save(dir, "ca", authority()?)?,

@@ -40,7 +40,7 @@ fn assign(at: At<'_>, pod: &mut Pod, binding: &Binding, node: &str) -> Result<()
     if let (Some(wanted), Some(found)) = (&binding.metadata.uid, &pod.metadata.uid)
         && wanted != found
     {
-        return refuse(format!("Precondition failed: UID in precondition: {wanted}, UID in object meta: {found}"));
+        return Err(ApiError::precondition(at.descriptor(), at.name, "UID", wanted, found));
     }
     if pod.metadata.deletion_timestamp.is_some() {
         return refuse(format!("pod {} is being deleted, cannot be assigned to a host", at.name));

@@ -1,8 +1,11 @@
 //! From a request body to an object of the kind the URL names.
 
 use serde::Deserialize;
+use serde_json::Value;
 
+use super::At;
 use crate::error::ApiError;
+use crate::field::FieldError;
 use crate::http::Call;
 use crate::http::query::FieldValidation;
 use crate::kind::{Decoded, Kind, Object, Source, Unknown};
@@ -31,7 +34,8 @@ pub(crate) fn body(
         return Err(ApiError::BadRequest("the request has no body".into()));
     }
     check_type(kind, &call.body)?;
-    finish(kind, Source::Bytes(&call.body), validation)
+    let decoded = kind.decode(Source::Bytes(&call.body), reporting(validation)).map_err(|e| unreadable(kind, &e))?;
+    judge(kind, decoded, validation)
 }
 
 fn check_type(kind: &dyn Kind, body: &[u8]) -> Result<(), ApiError> {
@@ -52,14 +56,32 @@ fn check_type(kind: &dyn Kind, body: &[u8]) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Decodes and acts on unknown fields.
-pub(crate) fn finish(
-    kind: &dyn Kind,
-    source: Source<'_>,
+/// The object a patch has made.
+pub(crate) fn patched(
+    at: At<'_>,
+    value: Value,
     validation: FieldValidation,
 ) -> Result<(Box<dyn Object>, Vec<String>), ApiError> {
-    let unknown = if validation == FieldValidation::Ignore { Unknown::Ignore } else { Unknown::Report };
-    let Decoded { object, unknown } = kind.decode(source, unknown).map_err(|e| unreadable(kind, &e))?;
+    let shown = value.to_string();
+    let refused = |e: serde_json::Error| {
+        let error = FieldError::invalid("patch", shown, e.to_string());
+        ApiError::invalid(at.descriptor(), at.name, vec![error])
+    };
+    let decoded = at.kind.decode(Source::Value(value), reporting(validation)).map_err(refused)?;
+    judge(at.kind, decoded, validation)
+}
+
+fn reporting(validation: FieldValidation) -> Unknown {
+    if validation == FieldValidation::Ignore { Unknown::Ignore } else { Unknown::Report }
+}
+
+/// Acts on unknown fields.
+fn judge(
+    kind: &dyn Kind,
+    decoded: Decoded,
+    validation: FieldValidation,
+) -> Result<(Box<dyn Object>, Vec<String>), ApiError> {
+    let Decoded { object, unknown } = decoded;
     let warnings: Vec<String> = unknown.into_iter().map(|path| format!("unknown field {path:?}")).collect();
     if validation == FieldValidation::Strict && !warnings.is_empty() {
         let d = kind.descriptor();

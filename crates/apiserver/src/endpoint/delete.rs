@@ -53,18 +53,18 @@ pub(crate) async fn delete_collection(
     let selector = crate::selector::Selector::parse(&**kind, &wanted.label_selector, &wanted.field_selector)?;
     let prefix = kind.descriptor().prefix(namespace);
     let snapshot = api.store.list(Range { prefix: &prefix, ..Range::default() }).await?;
-    let mut gone = Vec::new();
+    let mut listed = Vec::new();
     for entry in snapshot.entries.iter().filter(|e| selector.matches(&**kind, e)) {
         let mut path = entry.key.rsplit('/');
         let name = path.next().unwrap_or_default();
         let namespace = path.next().filter(|_| kind.descriptor().namespaced);
         match remove(api, At { kind: &**kind, namespace, name }, &options, effect).await {
-            Ok(Outcome::Removed(stored) | Outcome::Waiting(stored)) => gone.push(stored),
-            Err(ApiError::NotFound { .. }) => {}
+            Ok(_) | Err(ApiError::NotFound { .. }) => listed.push(entry.into()),
             Err(error) => return Err(error),
         }
     }
-    list::collected(call, kind, gone, snapshot.revision)
+    // The answer shows the objects as they were found.
+    list::collected(call, kind, listed, snapshot.revision)
 }
 
 fn options(call: &Call) -> Result<(DeleteOptions, Effect), ApiError> {
@@ -114,9 +114,13 @@ pub(crate) async fn remove(
         if step == Step::Keep && value == entry.value {
             return Ok(Outcome::Waiting(Stored::from(&entry)));
         }
+        // Only a kind with grace periods shows the mark on an object that is gone.
+        let last = if has_grace(at.kind) { value.clone() } else { entry.value.clone() };
         if effect == Effect::DryRun {
-            let stored = Stored { value, revision: entry.modified };
-            return Ok(if step == Step::Keep { Outcome::Waiting(stored) } else { Outcome::Removed(stored) });
+            return Ok(match step {
+                Step::Keep => Outcome::Waiting(Stored { value, revision: entry.modified }),
+                Step::Remove => Outcome::Removed(Stored { value: last, revision: entry.modified }),
+            });
         }
         let written = match step {
             Step::Keep => api.store.update(&key, entry.modified, value.clone()).await,
@@ -124,10 +128,7 @@ pub(crate) async fn remove(
         };
         match (written, step) {
             (Ok(revision), Step::Keep) => return Ok(Outcome::Waiting(Stored { value, revision })),
-            // What is answered, and what watchers see, is the last state at the revision of its end.
-            (Ok(revision), Step::Remove) => {
-                return Ok(Outcome::Removed(Stored { value: entry.value.clone(), revision }));
-            }
+            (Ok(revision), Step::Remove) => return Ok(Outcome::Removed(Stored { value: last, revision })),
             (Err(WriteError::Conflict { .. }), _) => {}
             (Err(WriteError::Missing { .. }), _) => return Err(at.not_found()),
             (Err(error), _) => return Err(error.into()),
@@ -144,14 +145,11 @@ fn check_preconditions(
     let Some(wanted) = &options.preconditions else { return Ok(()) };
     let found = object.meta().uid.as_deref().unwrap_or_default();
     if let Some(uid) = wanted.uid.as_deref().filter(|u| *u != found) {
-        let why = format!("Precondition failed: UID in precondition: {uid}, UID in object meta: {found}");
-        return Err(ApiError::conflict(at.descriptor(), at.name, why));
+        return Err(ApiError::precondition(at.descriptor(), at.name, "UID", uid, found));
     }
     if let Some(version) = wanted.resource_version.as_deref().filter(|v| *v != current.to_string()) {
-        let why = format!(
-            "Precondition failed: ResourceVersion in precondition: {version}, ResourceVersion in object meta: {current}"
-        );
-        return Err(ApiError::conflict(at.descriptor(), at.name, why));
+        let found = current.to_string();
+        return Err(ApiError::precondition(at.descriptor(), at.name, "ResourceVersion", version, &found));
     }
     Ok(())
 }
@@ -196,9 +194,13 @@ fn is_namespace(kind: &dyn Kind) -> bool {
     kind.descriptor().plural == "namespaces" && kind.descriptor().group.is_empty()
 }
 
+fn has_grace(kind: &dyn Kind) -> bool {
+    kind.descriptor().plural == "pods" && kind.descriptor().group.is_empty()
+}
+
 /// How long a deleted object may stay; only pods get any time.
 fn grace(kind: &dyn Kind, options: &DeleteOptions, object: &dyn Object) -> i64 {
-    if kind.descriptor().plural != "pods" || !kind.descriptor().group.is_empty() {
+    if !has_grace(kind) {
         return 0;
     }
     let pod: &Pod = typed(object);

@@ -65,11 +65,11 @@ pub(crate) async fn dispatch(api: &Arc<Api>, call: Call, target: Target) -> Resu
         Some("status") if d.has_status => status(api, &call, at).await,
         Some("binding") if d.plural == "pods" && d.group.is_empty() => match call.method {
             Method::POST => binding::bind(api, &call, at).await,
-            _ => Err(not_allowed(&call, d)),
+            _ => Err(ApiError::MethodNotAllowed),
         },
         Some("finalize") if d.plural == "namespaces" => match call.method {
             Method::PUT => update::put(api, &call, at, Part::Finalize).await,
-            _ => Err(not_allowed(&call, d)),
+            _ => Err(ApiError::MethodNotAllowed),
         },
         Some(_) => Err(ApiError::NoSuchResource),
     }
@@ -84,7 +84,7 @@ async fn collection(
     let d = kind.descriptor();
     let whole = !d.namespaced || namespace.is_some();
     match call.method {
-        Method::GET | Method::HEAD => {
+        Method::GET => {
             let options = call.query.list_options()?;
             match options.watch {
                 true => watch::watch(api, call, kind, namespace, options).await,
@@ -95,7 +95,7 @@ async fn collection(
         Method::DELETE if whole && d.verbs().contains(&"deletecollection") => {
             delete::delete_collection(api, call, kind, namespace).await
         }
-        _ => Err(not_allowed(call, d)),
+        _ => Err(ApiError::MethodNotAllowed),
     }
 }
 
@@ -109,7 +109,7 @@ async fn create(api: &Arc<Api>, call: &Call, kind: &dyn Kind, namespace: Option<
 
 async fn object(api: &Arc<Api>, call: &Call, at: At<'_>) -> Result<Reply, ApiError> {
     match call.method {
-        Method::GET | Method::HEAD => read::get(api, call, at).await,
+        Method::GET => read::get(api, call, at).await,
         Method::PUT => match update::put(api, call, at, Part::Main).await {
             Err(ApiError::NotFound { .. }) if at.descriptor().put_missing == PutMissing::Creates => {
                 let validation = call.query.field_validation("UpdateOptions")?;
@@ -123,28 +123,17 @@ async fn object(api: &Arc<Api>, call: &Call, at: At<'_>) -> Result<Reply, ApiErr
         },
         Method::PATCH => update::patch(api, call, at, Part::Main).await,
         Method::DELETE => delete::delete(api, call, at).await,
-        _ => Err(not_allowed(call, at.descriptor())),
+        _ => Err(ApiError::MethodNotAllowed),
     }
 }
 
 async fn status(api: &Arc<Api>, call: &Call, at: At<'_>) -> Result<Reply, ApiError> {
     match call.method {
-        Method::GET | Method::HEAD => read::get(api, call, at).await,
+        Method::GET => read::get(api, call, at).await,
         Method::PUT => update::put(api, call, at, Part::Status).await,
         Method::PATCH => update::patch(api, call, at, Part::Status).await,
-        _ => Err(not_allowed(call, at.descriptor())),
+        _ => Err(ApiError::MethodNotAllowed),
     }
-}
-
-fn not_allowed(call: &Call, d: &Descriptor) -> ApiError {
-    let verb = match call.method {
-        Method::POST => "create",
-        Method::PUT => "update",
-        Method::PATCH => "patch",
-        Method::DELETE => "delete",
-        _ => "get",
-    };
-    ApiError::MethodNotAllowed { verb: verb.into(), resource: d.resource() }
 }
 
 /// The key prefix that holds everything a selector can match.

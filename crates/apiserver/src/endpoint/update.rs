@@ -8,7 +8,7 @@ use crate::api::Api;
 use crate::error::ApiError;
 use crate::http::Call;
 use crate::http::reply::Reply;
-use crate::kind::{Object, Source};
+use crate::kind::Object;
 use crate::patch::{self, Format};
 use crate::render::Stored;
 
@@ -29,7 +29,7 @@ pub(crate) async fn patch(api: &Api, call: &Call, at: At<'_>, part: Part) -> Res
     let mut warnings = Vec::new();
     let mut change = |_: &dyn Object, stored: &Stored| {
         let value = patch.apply(at.descriptor(), stored)?;
-        let (object, found) = decode::finish(at.kind, Source::Value(value), validation)?;
+        let (object, found) = decode::patched(at, value, validation)?;
         warnings = found;
         Ok(object)
     };

@@ -2,6 +2,7 @@
 //! the current state runs inside the compare-and-swap loop.
 
 use cleat_store::{Entry, WriteError};
+use k8s_openapi::api::core::v1::Namespace;
 
 use super::At;
 use crate::api::Api;
@@ -9,7 +10,7 @@ use crate::descriptor::PutVersion;
 use crate::error::ApiError;
 use crate::field::FieldError;
 use crate::http::query::Effect;
-use crate::kind::{Kind, Object, Source, Unknown};
+use crate::kind::{Kind, Object, Source, Unknown, typed, typed_mut};
 use crate::render::Stored;
 use crate::{admission, meta};
 
@@ -124,7 +125,7 @@ pub(crate) async fn modify(
         let old = decode(at.kind, &entry)?;
         let mut new = change(&*old, &stored)?;
         check_identity(&at, origin, &*new, &*old, entry.modified)?;
-        shape(&at, part, &mut *new, &*old)?;
+        shape(&at, part, &mut *new, &*old);
         if part == Part::Main {
             admission::update(api, at.kind, &*new, &*old).await?;
         }
@@ -135,7 +136,7 @@ pub(crate) async fn modify(
             }
             // The last thing that held a deleted object is gone, and so is the object.
             match api.store.delete(&key, entry.modified).await {
-                Ok(revision) => return Ok(Stored { value: new.encode(), revision }),
+                Ok(_) => return Ok(Stored { value: new.encode(), ..stored }),
                 Err(WriteError::Conflict { .. }) => continue,
                 Err(WriteError::Missing { .. }) => return Err(at.not_found()),
                 Err(error) => return Err(error.into()),
@@ -192,10 +193,7 @@ fn check_identity(
                 let error = FieldError::invalid("metadata.uid", uid, "field is immutable");
                 ApiError::invalid(d, at.name, vec![error])
             }
-            Origin::Put | Origin::Server => {
-                let why = format!("Precondition failed: UID in precondition: {uid}, UID in object meta: {old_uid}");
-                ApiError::conflict(d, at.name, why)
-            }
+            Origin::Put | Origin::Server => ApiError::precondition(d, at.name, "UID", uid, old_uid),
         });
     }
     match sent.resource_version.as_deref().filter(|v| !v.is_empty() && *v != "0") {
@@ -217,10 +215,10 @@ fn check_identity(
 
 /// Brings the new object into the form that may be stored: server-owned metadata carried over, defaults filled,
 /// everything outside the part restored.
-fn shape(at: &At<'_>, part: Part, new: &mut dyn Object, old: &dyn Object) -> Result<(), ApiError> {
+fn shape(at: &At<'_>, part: Part, new: &mut dyn Object, old: &dyn Object) {
     if part == Part::Whole {
         new.meta_mut().resource_version = None;
-        return Ok(());
+        return;
     }
     meta::carry_over(new.meta_mut(), old.meta());
     new.meta_mut().resource_version = None;
@@ -229,9 +227,12 @@ fn shape(at: &At<'_>, part: Part, new: &mut dyn Object, old: &dyn Object) -> Res
     match part {
         Part::Main => at.kind.prepare_update(new, old),
         Part::Status => at.kind.prepare_status(new, old, meta::now()),
-        Part::Finalize | Part::Whole => {}
+        Part::Finalize => {
+            let status = typed::<Namespace>(old).status.clone();
+            typed_mut::<Namespace>(new).status = status;
+        }
+        Part::Whole => {}
     }
-    Ok(())
 }
 
 fn check_valid(at: &At<'_>, part: Part, new: &dyn Object, old: &dyn Object) -> Result<(), ApiError> {

@@ -50,7 +50,10 @@ impl Patch {
         };
         Ok(match format {
             Format::Json => {
-                let patch: json_patch::Patch = serde_json::from_slice(body).map_err(bad)?;
+                let operations: Vec<Value> = serde_json::from_slice(body).map_err(bad)?;
+                // Well-formed but meaningless is refused like an operation that does not apply.
+                let patch: json_patch::Patch =
+                    serde_json::from_value(operations.into()).map_err(|_| ApiError::PatchRejected)?;
                 if patch.0.len() > OPERATIONS_LIMIT {
                     return Err(ApiError::TooLarge { limit: OPERATIONS_LIMIT });
                 }
@@ -69,7 +72,7 @@ impl Patch {
             .map_err(|e| ApiError::Internal(format!("a stored object cannot be read: {e}")))?;
         match self {
             Self::Json(patch) => {
-                json_patch::patch(&mut value, patch).map_err(|e| ApiError::PatchRejected { why: e.to_string() })?;
+                json_patch::patch(&mut value, patch).map_err(|_| ApiError::PatchRejected)?;
             }
             Self::Merge(patch) => json_patch::merge(&mut value, patch),
             Self::Strategic(patch) => strategic::merge(&descriptor.kind, &mut value, patch)?,

@@ -238,9 +238,15 @@ fn check_immutable(new: &PersistentVolumeClaim, old: &PersistentVolumeClaim, err
             allowed.storage_class_name = spec.storage_class_name.clone();
         }
     }
+    let requests = |spec: &PersistentVolumeClaimSpec| spec.resources.as_ref().and_then(|r| r.requests.clone());
+    // The same size in another spelling is the same size.
+    let same_size = requests(&spec).map(|r| r.len()) == requests(&allowed).map(|r| r.len())
+        && requested(new).zip(requested(old)).is_some_and(|(new, old)| new == old);
+    if same_size {
+        allowed.resources.get_or_insert_default().requests = requests(&spec);
+    }
     if claim_phase(old) == "Bound" {
-        let requests = spec.resources.as_ref().and_then(|r| r.requests.clone());
-        allowed.resources.get_or_insert_default().requests = requests;
+        allowed.resources.get_or_insert_default().requests = requests(&spec);
         allowed.volume_attributes_class_name = spec.volume_attributes_class_name.clone();
     }
     if spec != allowed {

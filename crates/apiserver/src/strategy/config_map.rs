@@ -30,6 +30,11 @@ impl Strategy for ConfigMaps {
         Descriptor::new("", "v1", "ConfigMap", "configmaps").short(&["cm"]).deletes_with_status()
     }
 
+    fn default(map: &mut ConfigMap) {
+        map.data.take_if(|d| d.is_empty());
+        map.binary_data.take_if(|d| d.is_empty());
+    }
+
     fn validate(map: &ConfigMap) -> Vec<FieldError> {
         let mut errors = Vec::new();
         let mut size = 0;

@@ -26,7 +26,10 @@ impl Strategy for Nodes {
     }
 
     fn default(node: &mut Node) {
-        node.spec.get_or_insert_default();
+        let spec = node.spec.get_or_insert_default();
+        if let (Some(range), None) = (&spec.pod_cidr, &spec.pod_cidrs) {
+            spec.pod_cidrs = Some(vec![range.clone()]);
+        }
         let status = node.status.get_or_insert_default();
         canonical(&mut status.capacity);
         canonical(&mut status.allocatable);

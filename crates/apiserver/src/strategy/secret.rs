@@ -26,6 +26,7 @@ impl Strategy for Secrets {
         for (key, text) in secret.string_data.take().unwrap_or_default() {
             secret.data.get_or_insert_default().insert(key, ByteString(text.into_bytes()));
         }
+        secret.data.take_if(|d| d.is_empty());
     }
 
     fn validate(secret: &Secret) -> Vec<FieldError> {

@@ -165,28 +165,28 @@ impl Strategy for Volumes {
 /// The names of the volume sources that are set.
 fn sources(spec: &PersistentVolumeSpec) -> Vec<&'static str> {
     let present = [
+        ("hostPath", spec.host_path.is_some()),
+        ("gcePersistentDisk", spec.gce_persistent_disk.is_some()),
         ("awsElasticBlockStore", spec.aws_elastic_block_store.is_some()),
-        ("azureDisk", spec.azure_disk.is_some()),
-        ("azureFile", spec.azure_file.is_some()),
+        ("glusterfs", spec.glusterfs.is_some()),
+        ("flocker", spec.flocker.is_some()),
+        ("nfs", spec.nfs.is_some()),
+        ("rbd", spec.rbd.is_some()),
+        ("quobyte", spec.quobyte.is_some()),
         ("cephfs", spec.cephfs.is_some()),
+        ("iscsi", spec.iscsi.is_some()),
         ("cinder", spec.cinder.is_some()),
-        ("csi", spec.csi.is_some()),
         ("fc", spec.fc.is_some()),
         ("flexVolume", spec.flex_volume.is_some()),
-        ("flocker", spec.flocker.is_some()),
-        ("gcePersistentDisk", spec.gce_persistent_disk.is_some()),
-        ("glusterfs", spec.glusterfs.is_some()),
-        ("hostPath", spec.host_path.is_some()),
-        ("iscsi", spec.iscsi.is_some()),
-        ("local", spec.local.is_some()),
-        ("nfs", spec.nfs.is_some()),
+        ("azureFile", spec.azure_file.is_some()),
+        ("vsphereVolume", spec.vsphere_volume.is_some()),
         ("photonPersistentDisk", spec.photon_persistent_disk.is_some()),
         ("portworxVolume", spec.portworx_volume.is_some()),
-        ("quobyte", spec.quobyte.is_some()),
-        ("rbd", spec.rbd.is_some()),
+        ("azureDisk", spec.azure_disk.is_some()),
         ("scaleIO", spec.scale_io.is_some()),
+        ("local", spec.local.is_some()),
         ("storageos", spec.storageos.is_some()),
-        ("vsphereVolume", spec.vsphere_volume.is_some()),
+        ("csi", spec.csi.is_some()),
     ];
     present.into_iter().filter(|(_, set)| *set).map(|(name, _)| name).collect()
 }
@@ -218,6 +218,9 @@ fn check_source(spec: &PersistentVolumeSpec, errors: &mut Vec<FieldError>) {
     if let Some(csi) = &spec.csi {
         match csi.driver.as_str() {
             "" => errors.push(FieldError::required("spec.csi.driver", "")),
+            long if long.len() > names::CSI_DRIVER => {
+                errors.push(FieldError::too_long("spec.csi.driver", names::CSI_DRIVER));
+            }
             driver => {
                 if let Err(why) = names::csi_driver(driver) {
                     errors.push(FieldError::invalid("spec.csi.driver", driver, why));
@@ -240,6 +243,8 @@ fn check_source(spec: &PersistentVolumeSpec, errors: &mut Vec<FieldError>) {
     if let Some(path) = &spec.host_path {
         if path.path.is_empty() {
             errors.push(FieldError::required("spec.hostPath.path", ""));
+        } else if path.path.split('/').any(|part| part == "..") {
+            errors.push(FieldError::invalid("spec.hostPath.path", &path.path, "must not contain '..'"));
         } else if path.path == "/" && spec.persistent_volume_reclaim_policy.as_deref() == Some("Recycle") {
             let why = "may not be 'recycle' for a hostPath mount of '/'";
             errors.push(FieldError::forbidden("spec.persistentVolumeReclaimPolicy", why));
@@ -296,7 +301,7 @@ mod tests {
     fn invalid_volumes_name_the_field() {
         for (case, change, field) in [
             ("no source", json!({ "csi": null }), "spec"),
-            ("two sources", json!({ "hostPath": { "path": "/x" } }), "spec.hostPath"),
+            ("two sources", json!({ "hostPath": { "path": "/x" } }), "spec.csi"),
             ("no handle", json!({ "csi": { "volumeHandle": "" } }), "spec.csi.volumeHandle"),
             ("no capacity", json!({ "capacity": null }), "spec.capacity"),
             ("other capacity", json!({ "capacity": { "cpu": "1" } }), "spec.capacity"),

@@ -23,6 +23,11 @@ pub(super) fn spec(spec: &mut PodSpec) {
     for one in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
         container(one);
     }
+    if spec.host_network == Some(true) {
+        for port in spec.containers.iter_mut().flat_map(|c| c.ports.iter_mut().flatten()) {
+            port.host_port.get_or_insert(port.container_port);
+        }
+    }
     for volume in spec.volumes.iter_mut().flatten() {
         self::volume(volume);
     }
