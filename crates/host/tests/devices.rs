@@ -1,5 +1,7 @@
 //! Real loop devices, real file systems, real mounts. Needs root; fails with a sentence that says so.
 
+#![allow(clippy::unwrap_used)]
+
 use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};

@@ -117,6 +117,11 @@ impl Agent {
 
     /// Runs until `stop`; steps under way are seen through, and what is mounted stays mounted.
     pub async fn run(self, stop: CancellationToken) -> Result<(), AgentError> {
+        // Boxed: the futures of all parts together are large, and the caller should not have to know.
+        Box::pin(self.live(stop)).await
+    }
+
+    async fn live(self, stop: CancellationToken) -> Result<(), AgentError> {
         let layout = prepare(&self.config).await?;
         let found = offload(RECONSTRUCT, "find what is mounted", {
             let layout = layout.clone();

@@ -71,9 +71,11 @@ fn tell(standing: &Standing) -> Option<(&'static str, String)> {
 
 fn not_attached(attachment: &Attachment) -> String {
     match attachment {
-        Attachment::Missing => "waiting for its VolumeAttachment".into(),
+        // One text for all that goes well: the VolumeAttachment tells how far it is, and each change here is a write.
+        Attachment::Missing | Attachment::Pending | Attachment::Attached => {
+            "waiting to be attached to this node".into()
+        }
         Attachment::Deleting => "volume attachment is being deleted".into(),
-        Attachment::Pending | Attachment::Attached => "waiting to be attached to this node".into(),
         Attachment::Failed(error) => format!("attach failed: {error}"),
     }
 }
@@ -96,14 +98,14 @@ mod tests {
             (
                 "one of two is missing",
                 vec![Standing::Mounted, missing()],
-                not("NotAttached", "volume \"1\": waiting for its VolumeAttachment"),
+                not("NotAttached", "volume \"1\": waiting to be attached to this node"),
             ),
             (
                 "the first reason leads, all are told",
                 vec![blocked(), missing()],
                 not(
                     "VolumeMissing",
-                    "volume \"0\": PV pv does not exist; volume \"1\": waiting for its VolumeAttachment",
+                    "volume \"0\": PV pv does not exist; volume \"1\": waiting to be attached to this node",
                 ),
             ),
         ] {

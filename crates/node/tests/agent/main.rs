@@ -1,5 +1,7 @@
 //! The agent with a real driver: mount, share, restart, way back.
 
+#![allow(clippy::unwrap_used)]
+
 mod api;
 mod failures;
 mod rig;
@@ -182,6 +184,7 @@ async fn nothing_is_written_when_nothing_changes() {
     let handle = rig.volume("data").await;
     rig.start();
     rig.announce().await;
+    rig.api.until("the driver is registered", |api| api.get("csinodes", "", NODE).is_some()).await;
     rig.api.put("pods", rig.pod("p", &["data"]));
     rig.attach(&handle).await;
     rig.until_mounted("p").await;
