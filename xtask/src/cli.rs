@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::{ci, tidy};
+use crate::{bench, ci, tidy};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", about = "The project's repeatable chores")]
@@ -20,6 +20,8 @@ enum Chore {
     Ci,
     /// The rules the compiler does not know: who imports whom, pure decisions, file sizes, leftovers
     Tidy,
+    /// Measures one part on this machine and prints the figures
+    Bench { name: bench::Name },
 }
 
 pub(crate) fn run() -> ExitCode {
@@ -27,6 +29,7 @@ pub(crate) fn run() -> ExitCode {
     let outcome = match Arguments::parse().chore {
         Chore::Ci => ci::run(&root),
         Chore::Tidy => tidy::run(&root),
+        Chore::Bench { name } => bench::run(&root, name),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

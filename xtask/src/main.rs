@@ -1,5 +1,6 @@
 //! The project's repeatable chores; `cargo xtask` lists them.
 
+mod bench;
 mod ci;
 mod cli;
 mod tidy;

@@ -7,6 +7,9 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
+/// The environment variable that says how much is logged, in the form of tracing's filters.
+pub const LOG: &str = "CLEAT_LOG";
+
 /// The Kubernetes volume stack in one binary.
 #[derive(Debug, Parser)]
 #[command(name = "cleat", version, about)]
@@ -80,9 +83,16 @@ impl Cli {
     }
 }
 
+/// Tells the user something. A reader that went away is no reason to stop.
+pub fn say(text: &str) {
+    use std::io::Write as _;
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
 fn log_to_stderr(default: &str) {
     use std::io::IsTerminal as _;
-    let filter = EnvFilter::try_from_env("CLEAT_LOG").unwrap_or_else(|_| EnvFilter::new(default));
+    let filter = EnvFilter::try_from_env(LOG).unwrap_or_else(|_| EnvFilter::new(default));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

@@ -64,7 +64,7 @@ fn end_with_parent() -> Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).context("ending with the parent")?;
     // The parent may have ended before the line above; its child then belongs to init or to a reaper.
     let parent = rustix::process::getppid().map(rustix::process::Pid::as_raw_nonzero);
-    match std::env::var(crate::up::supervise::PARENT).ok().and_then(|pid| pid.parse().ok()) {
+    match std::env::var(crate::up::supervise::PARENT).ok().and_then(|pid| pid.parse::<i32>().ok()) {
         Some(expected) if parent.is_some_and(|pid| pid.get() == expected) => Ok(()),
         _ => bail!("the process that started this driver is gone"),
     }

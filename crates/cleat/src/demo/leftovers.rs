@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
-use cleat_host::{loopdev, mount, mountinfo};
+use cleat_host::{loopdev, mount};
 
 use crate::up::layout::Layout;
 
 /// Fails with a list if anything of the stack is still there.
-pub fn none(layout: &Layout) -> Result<()> {
+pub(super) fn none(layout: &Layout) -> Result<()> {
     let mut found = mounts_below(layout.root())?;
     found.extend(volumes(&layout.pool())?);
     found.extend(devices(layout.root())?.into_iter().map(|(device, _)| device));
@@ -19,7 +19,7 @@ pub fn none(layout: &Layout) -> Result<()> {
 }
 
 /// Unmounts and detaches whatever is left below `root`.
-pub fn sweep(root: &Path) -> Result<()> {
+pub(super) fn sweep(root: &Path) -> Result<()> {
     let mut mounts = mounts_below(root)?;
     // The innermost first.
     mounts.sort_by_key(|path| std::cmp::Reverse(path.len()));
@@ -33,9 +33,9 @@ pub fn sweep(root: &Path) -> Result<()> {
 }
 
 fn mounts_below(root: &Path) -> Result<Vec<String>> {
-    let table = mountinfo::table().context("reading the mount table")?;
-    let below = table.into_iter().filter(|m| m.mount_point.starts_with(root));
-    Ok(below.map(|m| m.mount_point.display().to_string()).collect())
+    let table = mount::table().context("reading the mount table")?;
+    let below = table.into_iter().filter(|m| m.target.starts_with(root));
+    Ok(below.map(|m| m.target.display().to_string()).collect())
 }
 
 /// Everything in the pool that belongs to a volume.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use tokio_util::sync::CancellationToken;
 
-use crate::cli::DemoArgs;
+use crate::cli::{DemoArgs, say};
 use crate::up::{Config, Stack, require_root, signals};
 use phases::Phases;
 use story::Tale;
@@ -29,7 +29,13 @@ pub async fn command(args: DemoArgs) -> Result<()> {
     let directory = tempfile::Builder::new().prefix("cleat-").tempdir().context("making a temporary directory")?;
     let told = Phases::new();
     let path = directory.path().to_owned();
-    let config = Config { data_dir: path.clone(), nodes: 2, listen: ([127, 0, 0, 1], 0).into(), program };
+    let config = Config {
+        data_dir: path.clone(),
+        nodes: 2,
+        listen: ([127, 0, 0, 1], 0).into(),
+        program,
+        driver_log: Some("error"),
+    };
     let result = tokio::select! {
         result = round_trip(config, &told) => result,
         () = stop.cancelled() => Err(anyhow::anyhow!("interrupted")),
@@ -37,7 +43,7 @@ pub async fn command(args: DemoArgs) -> Result<()> {
     // Whatever happened, no mount may keep the directory from being removed.
     let swept = leftovers::sweep(&path);
     if args.keep {
-        println!("kept: {}", directory.keep().display());
+        say(&format!("kept: {}\n", directory.keep().display()));
     }
     result.and(swept)?;
     told.finish();
@@ -45,7 +51,7 @@ pub async fn command(args: DemoArgs) -> Result<()> {
 }
 
 async fn round_trip(config: Config, told: &Phases) -> Result<()> {
-    println!("cleat demo: one claim, two nodes, in {}\n", config.data_dir.display());
+    say(&format!("cleat demo: one claim, two nodes, in {}\n\n", config.data_dir.display()));
     let stack = told.phase("stack started", Stack::start(config)).await?;
     let result = tell(&stack, told).await;
     let layout = stack.layout().clone();

@@ -25,7 +25,7 @@ use crate::up::objects::CLASS;
 const CLAIM: &str = "demo";
 const TEXT: &str = "written through the first pod, read through the second\n";
 
-pub struct Tale {
+pub(super) struct Tale {
     layout: Layout,
     claims: Api<PersistentVolumeClaim>,
     pods: Api<Pod>,
@@ -36,7 +36,7 @@ pub struct Tale {
 }
 
 impl Tale {
-    pub fn new(stack: &Stack) -> Self {
+    pub(super) fn new(stack: &Stack) -> Self {
         let client: Client = stack.client();
         Self {
             layout: stack.layout().clone(),
@@ -49,7 +49,7 @@ impl Tale {
         }
     }
 
-    pub async fn tell(&self, told: &Phases) -> Result<()> {
+    pub(super) async fn tell(&self, told: &Phases) -> Result<()> {
         told.phase("two nodes ready, driver registered", self.nodes_ready()).await?;
         let volume = told.phase("claim created, bound to a new volume", self.claim_bound()).await?;
         let first = told.phase("first pod created on node-1", self.create_pod("first", "node-1")).await?;
@@ -70,7 +70,7 @@ impl Tale {
     }
 
     /// For an error: what the objects and the last events say.
-    pub async fn state(&self) -> String {
+    pub(super) async fn state(&self) -> String {
         let mut lines = Vec::new();
         let events = self.events.list(&ListParams::default()).await.map(|l| l.items).unwrap_or_default();
         for event in events.iter().filter(|e| e.type_.as_deref() == Some("Warning")) {

@@ -24,7 +24,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-use crate::cli::UpArgs;
+use crate::cli::{LOG, UpArgs, say};
 use layout::{Layout, node_names};
 use supervise::{Program, Supervised};
 
@@ -35,6 +35,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// The `cleat` binary, which is also the driver.
     pub program: PathBuf,
+    /// How much the drivers log, where that differs from what the environment says.
+    pub driver_log: Option<&'static str>,
 }
 
 /// A running stack.
@@ -55,9 +57,9 @@ pub async fn command(args: UpArgs) -> Result<()> {
     let stop = CancellationToken::new();
     signals::cancel_on_end(stop.clone())?;
     let UpArgs { data_dir, nodes, listen } = args;
-    let stack = Stack::start(Config { data_dir, nodes, listen, program }).await?;
-    println!("cleat is up at https://{}", stack.server.address());
-    println!("  export KUBECONFIG={}", stack.kubeconfig().display());
+    let stack = Stack::start(Config { data_dir, nodes, listen, program, driver_log: None }).await?;
+    let (address, kubeconfig) = (stack.server.address(), stack.kubeconfig().display());
+    say(&format!("cleat is up at https://{address}\n  export KUBECONFIG={kubeconfig}\n"));
     stop.cancelled().await;
     info!("stopping");
     stack.stop().await;
@@ -77,10 +79,9 @@ impl Stack {
         require_root()?;
         let names = node_names(config.nodes);
         let layout = prepare(&config.data_dir, &names)?;
-        let server =
-            ApiServer::open(cleat_apiserver::Config { data_dir: layout.root().to_owned(), listen: config.listen })
-                .await
-                .with_context(|| format!("opening the API server in {}", layout.root().display()))?;
+        let server = ApiServer::open(cleat_apiserver::Config::new(layout.root(), config.listen))
+            .await
+            .with_context(|| format!("opening the API server in {}", layout.root().display()))?;
         let stop_acting = CancellationToken::new();
         let mut stack = Self {
             caches: Caches::new(server.client("system:cleat:caches"), stop_acting.clone()),
@@ -95,7 +96,7 @@ impl Stack {
         let (server, stop) = (stack.server.clone(), stack.stop_serving.clone());
         stack.serving.spawn(async move { server.serve(stop).await });
         objects::ensure(&stack.client()).await?;
-        stack.start_drivers(&config.program, &names)?;
+        stack.start_drivers(&config, &names)?;
         stack.start_controllers();
         stack.start_sidecars(&names);
         stack.start_nodes(&names);
@@ -129,7 +130,7 @@ impl Stack {
         while self.serving.join_next().await.is_some() {}
     }
 
-    fn start_drivers(&mut self, program: &Path, nodes: &[String]) -> Result<()> {
+    fn start_drivers(&mut self, config: &Config, nodes: &[String]) -> Result<()> {
         let pool = self.layout.pool();
         let mut start = |name: String, socket: PathBuf, node: &str, mode: &str| -> Result<()> {
             let arguments = ["driver", "block", "--with-parent", "--node-id", node, "--mode", mode];
@@ -138,7 +139,9 @@ impl Stack {
             arguments.push(pool.clone().into());
             arguments.push("--endpoint".into());
             arguments.push(socket.into());
-            let program = Program { path: program.to_owned(), arguments };
+            let log = config.driver_log.filter(|_| std::env::var_os(LOG).is_none());
+            let environment = log.map(|level| (LOG, level.to_owned())).into_iter().collect();
+            let program = Program { path: config.program.clone(), arguments, environment };
             let child = Supervised::start(name.clone(), program);
             self.drivers.push(child.with_context(|| format!("starting {name}"))?);
             Ok(())
@@ -197,11 +200,16 @@ impl Stack {
 
     fn start_nodes(&mut self, nodes: &[String]) {
         for name in nodes {
-            let config = cleat_node::Config { name: name.clone(), root: self.layout.node(name) };
+            let config = cleat_node::Config::new(name, self.layout.node(name));
             let client = self.server.client(&format!("system:node:{name}"));
             let agent = cleat_node::Agent::new(config, client, self.caches.clone());
             let stop = self.stop_acting.clone();
-            self.acting.spawn(async move { agent.run(stop).await });
+            let node = name.clone();
+            self.acting.spawn(async move {
+                if let Err(failure) = agent.run(stop).await {
+                    error!(node, %failure, "the node agent gave up");
+                }
+            });
         }
     }
 }

@@ -27,6 +27,8 @@ const GRACE: Duration = Duration::from_secs(10);
 pub struct Program {
     pub path: PathBuf,
     pub arguments: Vec<OsString>,
+    /// Variables it gets besides those of this process.
+    pub environment: Vec<(&'static str, String)>,
 }
 
 /// A running child. Dropping it without [`Supervised::end`] leaves the child to die with this process.
@@ -114,6 +116,7 @@ fn keep_alive(name: &str, program: &Program, shared: &Shared) {
 fn start(program: &Program) -> std::io::Result<Child> {
     Command::new(&program.path)
         .args(&program.arguments)
+        .envs(program.environment.iter().map(|(name, value)| (name, value)))
         .env(PARENT, std::process::id().to_string())
         .stdin(Stdio::null())
         .spawn()
@@ -138,7 +141,7 @@ mod tests {
     use super::*;
 
     fn shell(script: &str) -> Program {
-        Program { path: "/bin/sh".into(), arguments: vec!["-c".into(), script.into()] }
+        Program { path: "/bin/sh".into(), arguments: vec!["-c".into(), script.into()], environment: Vec::new() }
     }
 
     #[test]
@@ -161,7 +164,7 @@ mod tests {
 
     #[test]
     fn ending_does_not_wait_for_a_program_that_cannot_start() {
-        let program = Program { path: "/nonexistent/driver".into(), arguments: Vec::new() };
+        let program = Program { path: "/nonexistent/driver".into(), arguments: Vec::new(), environment: Vec::new() };
         Supervised::start("test".to_owned(), program).unwrap().end();
     }
 }

@@ -1,0 +1,203 @@
+//! How long one claim's way takes, stage by stage: `cargo xtask bench spine`.
+//!
+//! The whole stack runs as in `cleat up`: the API server and everyone else in this process, the driver as a child over
+//! a unix socket, durable writes, real loop devices, mkfs and mounts. Claims go one at a time, so the figures are
+//! latencies. Time is taken when a watch of the in-process client shows the state, as a controller would see it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cleat::up::objects::CLASS;
+use cleat::up::{Config, Stack};
+use cleat_api::key::{Key, Meta as _};
+use cleat_api::keys::{VOLUMES_MOUNTED, annotation};
+use cleat_api::{build, claim, condition, names};
+use cleat_runtime::{Cache, Caches, write};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+const ROUNDS: usize = 200;
+const WARM_UP: usize = 10;
+/// A step that takes this long is broken, not slow.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[tokio::main]
+async fn main() {
+    let directory = tempfile::Builder::new().prefix("cb-").tempdir_in("/tmp").expect("a temporary directory");
+    let program = env!("CARGO_BIN_EXE_cleat").into();
+    let config = Config {
+        data_dir: directory.path().to_owned(),
+        nodes: 1,
+        listen: ([127, 0, 0, 1], 0).into(),
+        program,
+        driver_log: Some("error"),
+    };
+    let stack = Stack::start(config).await.expect("the stack starts");
+    let bench = Bench::new(&stack).await;
+    let mut figures = Figures::default();
+    for round in 0..WARM_UP + ROUNDS {
+        let times = bench.round(round).await;
+        if round >= WARM_UP {
+            times.into_iter().for_each(|(stage, time)| figures.add(stage, time));
+        }
+    }
+    stack.stop().await;
+    figures.print();
+}
+
+struct Bench {
+    client: kube::Client,
+    caches: Caches,
+    changed: Arc<Notify>,
+}
+
+impl Bench {
+    async fn new(stack: &Stack) -> Self {
+        let client = stack.client();
+        let caches = Caches::new(client.clone(), CancellationToken::new());
+        let changed = Arc::new(Notify::new());
+        tokio::join!(
+            follow(&caches.claims(), &changed),
+            follow(&caches.pods(), &changed),
+            follow(&caches.nodes(), &changed),
+            follow(&caches.volumes(), &changed),
+            follow(&caches.attachments(), &changed),
+        );
+        let bench = Self { client, caches, changed };
+        let registered = |b: &Self| {
+            let node = b.caches.nodes().named("node-1")?;
+            node.metadata.annotation(annotation::NODE_CSI_IDS)?;
+            condition::node_is_ready(&node).then_some(())
+        };
+        bench.until("the node registers", registered).await;
+        bench
+    }
+
+    /// One claim and one pod, there and back.
+    async fn round(&self, round: usize) -> Vec<(&'static str, Duration)> {
+        let name = format!("bench-{round}");
+        let key = Key::namespaced("default", &name);
+        let mut times = Vec::new();
+
+        let begun = Instant::now();
+        let claim: PersistentVolumeClaim =
+            write::create(&self.client, &bare(build::claim("default", &name, Some(CLASS), "1Gi")))
+                .await
+                .expect("claim");
+        let volume = self.until("the claim is bound", |b| {
+            let claim = b.caches.claims().get(&key).filter(|c| claim::claim_phase(c) == "Bound")?;
+            claim::volume_name(&claim).map(ToOwned::to_owned)
+        });
+        let volume = volume.await;
+        times.push(("claim created → Bound", begun.elapsed()));
+
+        let begun = Instant::now();
+        let pod: Pod =
+            write::create(&self.client, &bare(build::pod("default", &name, "node-1", &[&name]))).await.expect("pod");
+        self.until("the volume is attached", |b| {
+            let volume = b.caches.volumes().named(&volume)?;
+            let csi = volume.spec.as_ref()?.csi.as_ref()?;
+            let unique = names::unique_volume(&csi.driver, &csi.volume_handle);
+            let node = b.caches.nodes().named("node-1")?;
+            let attached = node.status.as_ref()?.volumes_attached.as_ref()?;
+            attached.iter().any(|v| v.name == unique).then_some(())
+        })
+        .await;
+        times.push(("pod created → attached", begun.elapsed()));
+        self.until("the pod's volume is mounted", |b| {
+            let pod = b.caches.pods().get(&key)?;
+            condition::pod_condition(&pod, VOLUMES_MOUNTED).filter(|c| c.status == "True").map(drop)
+        })
+        .await;
+        times.push(("pod created → mounted (with mkfs)", begun.elapsed()));
+
+        let begun = Instant::now();
+        write::delete(&self.client, &pod).await.expect("pod deleted");
+        self.until("the pod is gone", |b| b.caches.pods().get(&key).is_none().then_some(())).await;
+        times.push(("pod deleted → unmounted and gone", begun.elapsed()));
+        self.until("the volume is detached", |b| b.caches.attachments().is_empty().then_some(())).await;
+        times.push(("pod deleted → detached", begun.elapsed()));
+        let begun = Instant::now();
+        write::delete(&self.client, &claim).await.expect("claim deleted");
+        self.until("the volume is gone", |b| b.caches.volumes().named(&volume).is_none().then_some(())).await;
+        times.push(("claim deleted → volume gone", begun.elapsed()));
+        times
+    }
+
+    async fn until<T>(&self, what: &str, holds: impl Fn(&Self) -> Option<T>) -> T {
+        let wait = async {
+            loop {
+                let changed = self.changed.notified();
+                if let Some(found) = holds(self) {
+                    return found;
+                }
+                changed.await;
+            }
+        };
+        match tokio::time::timeout(PATIENCE, wait).await {
+            Ok(found) => found,
+            Err(_) => panic!("{what}: not within {PATIENCE:?}"),
+        }
+    }
+}
+
+/// What a user would write: no identity of its own, no status.
+fn bare<K: kube::Resource + HasStatus>(mut object: K) -> K {
+    let meta = object.meta_mut();
+    meta.uid = None;
+    meta.resource_version = None;
+    meta.creation_timestamp = None;
+    object.clear_status();
+    object
+}
+
+trait HasStatus {
+    fn clear_status(&mut self);
+}
+
+impl HasStatus for PersistentVolumeClaim {
+    fn clear_status(&mut self) {
+        self.status = None;
+    }
+}
+
+impl HasStatus for Pod {
+    fn clear_status(&mut self) {
+        self.status = None;
+    }
+}
+
+async fn follow<K>(cache: &Cache<K>, changed: &Arc<Notify>)
+where
+    K: kube::Resource + std::fmt::Debug + Send + Sync + 'static,
+{
+    cache.synced().await;
+    let changed = changed.clone();
+    cache.subscribe(move |_| changed.notify_waiters());
+}
+
+#[derive(Default)]
+struct Figures(BTreeMap<usize, (&'static str, Vec<Duration>)>);
+
+impl Figures {
+    fn add(&mut self, stage: &'static str, time: Duration) {
+        let next = self.0.len();
+        let position = self.0.iter().find(|(_, (name, _))| *name == stage).map_or(next, |(position, _)| *position);
+        self.0.entry(position).or_insert_with(|| (stage, Vec::new())).1.push(time);
+    }
+
+    fn print(&mut self) {
+        println!("| stage | p50 | p99 | worst |\n|---|---|---|---|");
+        for (stage, times) in self.0.values_mut() {
+            times.sort();
+            let at = |share: f64| {
+                let index = ((times.len() - 1) as f64 * share).round() as usize;
+                times[index].as_secs_f64() * 1000.0
+            };
+            println!("| {stage} | {:.2} ms | {:.2} ms | {:.2} ms |", at(0.5), at(0.99), at(1.0));
+        }
+        println!("\n{ROUNDS} rounds after {WARM_UP} to warm up, one at a time.");
+    }
+}

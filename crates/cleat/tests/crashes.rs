@@ -1,0 +1,172 @@
+//! The round trip with the stack killed at every boundary between two effects, and started again.
+
+mod support;
+
+use std::fs;
+
+use support::Machine;
+use support::stack::{Stack, claim, pod};
+
+/// The points of each component, as its module documents them. A point that is never reached fails the test.
+const STACK: &[&str] = &[
+    "bind:provisioner-named",
+    "provision:volume-created",
+    "provision:volume-recorded",
+    "bind:volume-bound",
+    "bind:claim-pointed",
+    "attach:requested",
+    "publish:volume-held",
+    "publish:attachment-held",
+    "publish:published",
+    "attach:reported",
+    "node:in-use-reported",
+    "node:stage-recorded",
+    "node:staged",
+    "node:published",
+    "node:mounted-reported",
+    "node:unpublished",
+    "node:unstaged",
+    "node:in-use-dropped",
+    "attach:unreported",
+    "attach:detach-requested",
+    "publish:unpublished",
+    "provision:volume-deleted",
+];
+
+const DRIVER: &[&str] = &[
+    "driver:recorded",
+    "driver:image-created",
+    "driver:attached",
+    "driver:loop-attached",
+    "driver:format-recorded",
+    "driver:formatted",
+    "driver:staged",
+    "driver:published",
+    "driver:unpublished",
+    "driver:unstaged-mount",
+    "driver:detached",
+    "driver:deleting",
+    "driver:image-removed",
+];
+
+#[test]
+fn the_round_trip_survives_a_kill_of_the_stack_at_every_boundary() {
+    STACK.iter().for_each(|point| round_trip(point));
+}
+
+#[test]
+fn the_round_trip_survives_a_kill_of_the_driver_at_every_boundary() {
+    DRIVER.iter().for_each(|point| round_trip(point));
+}
+
+/// Each step can be repeated: it is, whenever the stack died under it.
+fn round_trip(point: &str) {
+    let machine = Machine::new();
+    let mut stack = Stack::start_with(&machine, 2, Some(point));
+    let mut step = |name: &str, work: &dyn Fn(&Stack) -> bool| {
+        for _ in 0..3 {
+            if work(&stack) {
+                return;
+            }
+            assert!(stack.is_dead(), "{point}: step {name:?} failed on a living stack");
+            stack = Stack::start(&machine, 2);
+        }
+        panic!("{point}: step {name:?} does not succeed");
+    };
+    let applied = |s: &Stack, yaml: &str| s.try_kubectl(&["apply", "-f", "-"], Some(yaml)).status.success();
+    let holds =
+        |s: &Stack, arguments: &[&str]| s.try_kubectl(&[arguments, &["--timeout=60s"]].concat(), None).status.success();
+    let bound = ["wait", "pvc/c", "--for=jsonpath={.status.phase}=Bound"];
+    let mounted = "--for=condition=cleat.dev/VolumesMounted";
+
+    step("claim", &|s| applied(s, &claim("c")));
+    step("bound", &|s| holds(s, &bound));
+    step("first pod", &|s| applied(s, &pod("first", "node-1", "c")));
+    step("mounted", &|s| holds(s, &["wait", "pod/first", mounted]));
+    step("written", &|s| {
+        // The stack may die at any moment; then the question is asked again.
+        let Some(target) = s.try_mount("first", "node-1", "c") else { return false };
+        fs::write(target.join("f"), "kept").unwrap();
+        true
+    });
+    step("first deleted", &|s| holds(s, &["delete", "pod/first", "--ignore-not-found"]));
+    step("second pod", &|s| applied(s, &pod("second", "node-2", "c")));
+    step("mounted elsewhere", &|s| holds(s, &["wait", "pod/second", mounted]));
+    step("read", &|s| {
+        let Some(target) = s.try_mount("second", "node-2", "c") else { return false };
+        assert_eq!(fs::read_to_string(target.join("f")).unwrap(), "kept", "{point}");
+        true
+    });
+    step("second deleted", &|s| holds(s, &["delete", "pod/second", "--ignore-not-found"]));
+    step("claim deleted", &|s| holds(s, &["delete", "pvc/c", "--ignore-not-found"]));
+    step("volume gone", &|s| holds(s, &["wait", "pv", "--all", "--for=delete"]));
+    assert!(machine.scratch("crashed").exists(), "{point} was never reached");
+    machine.assert_nothing_left();
+}
+
+#[test]
+fn a_restart_does_not_disturb_what_is_mounted() {
+    let machine = Machine::new();
+    let stack = Stack::start(&machine, 1);
+    stack.apply(&(claim("c") + &pod("p", "node-1", "c")));
+    let volume = stack.wait_bound("c");
+    stack.wait_mounted("p");
+    let before = machine.mounts();
+    assert_eq!(before.len(), 2, "one stage, one publish: {before:?}");
+    let open = fs::File::create(stack.mount("p", "node-1", &volume).join("held-open")).unwrap();
+    stack.kill();
+    assert_eq!(machine.mounts(), before, "mounts live without the stack");
+
+    let stack = Stack::start(&machine, 1);
+    // A pod made after the restart shows that the agent has looked at everything.
+    stack.apply(&pod("q", "node-1", "c"));
+    stack.wait_mounted("q");
+    stack.wait_mounted("p");
+    let after = machine.mounts();
+    assert!(before.iter().all(|mount| after.contains(mount)), "{before:?} then {after:?}");
+    drop(open);
+    stack.delete("pod/p");
+    stack.delete("pod/q");
+    stack.delete("pvc/c");
+    stack.wait(&format!("pv/{volume}"), "delete");
+    machine.assert_nothing_left();
+}
+
+#[test]
+fn a_clean_stop_ends_the_drivers_and_leaves_the_mounts() {
+    let machine = Machine::new();
+    let stack = Stack::start(&machine, 1);
+    stack.apply(&(claim("c") + &pod("p", "node-1", "c")));
+    stack.wait_bound("c");
+    stack.wait_mounted("p");
+    let before = machine.mounts();
+    assert!(stack.stop().success());
+    assert_eq!(machine.mounts(), before);
+    assert_eq!(drivers_of(&machine), 0, "no driver outlives the stack");
+
+    let stack = Stack::start(&machine, 1);
+    assert!(drivers_of(&machine) > 0, "the count above can see drivers");
+    stack.delete("pod/p");
+    stack.delete("pvc/c");
+    stack.kubectl(&["wait", "pv", "--all", "--for=delete", "--timeout=60s"]);
+    machine.assert_nothing_left();
+}
+
+#[test]
+fn a_killed_stack_takes_its_drivers_with_it() {
+    let machine = Machine::new();
+    let stack = Stack::start(&machine, 2);
+    assert_eq!(drivers_of(&machine), 3, "one controller and one for each node");
+    stack.kill();
+    while drivers_of(&machine) > 0 {
+        std::thread::yield_now();
+    }
+}
+
+/// Processes that serve this machine's pool.
+fn drivers_of(machine: &Machine) -> usize {
+    let pool = machine.data().join("pool");
+    let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    let lines = processes.filter_map(|p| fs::read_to_string(p.path().join("cmdline")).ok());
+    lines.filter(|line| line.contains("\0driver\0") && line.contains(&*pool.to_string_lossy())).count()
+}

@@ -1,0 +1,165 @@
+//! The claim's path and back, with real kubectl, real loop devices and real mounts.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+
+use support::Machine;
+use support::stack::{Stack, claim, pod};
+
+fn example(name: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(name)).unwrap()
+}
+
+/// The example as a user applies it: no node named, so the pod goes to the only one.
+#[test]
+fn the_examples_become_a_mounted_directory_and_go_without_a_trace() {
+    let machine = Machine::new();
+    let stack = Stack::start(&machine, 1);
+    stack.apply(&example("claim.yaml"));
+    stack.apply(&example("pod.yaml"));
+    let claim_name = stack.names("pvc").pop().unwrap().replace("persistentvolumeclaim/", "");
+    let pod_name = stack.names("pods").pop().unwrap().replace("pod/", "");
+    let volume = stack.wait_bound(&claim_name);
+    stack.wait_mounted(&pod_name);
+    assert_eq!(stack.field(&format!("pod/{pod_name}"), "{.spec.nodeName}"), "node-1");
+    assert_eq!(stack.field(&format!("pvc/{claim_name}"), "{.status.capacity.storage}"), "5Gi");
+
+    let mount = stack.mount(&pod_name, "node-1", &volume);
+    fs::write(mount.join("greeting"), "hello").unwrap();
+    let table = stack.kubectl(&["get", "pvc,pv,volumeattachments,csinodes,storageclasses,nodes,pods"]);
+    assert!(table.contains("Bound") && table.contains(&volume), "{table}");
+
+    stack.delete(&format!("pod/{pod_name}"));
+    stack.delete(&format!("pvc/{claim_name}"));
+    stack.wait(&format!("pv/{volume}"), "delete");
+    assert_eq!(stack.names("volumeattachments"), [] as [&str; 0]);
+    machine.assert_nothing_left();
+    assert!(stack.stop().success());
+}
+
+#[test]
+fn a_file_written_on_one_node_is_read_on_the_other() {
+    let machine = Machine::new();
+    let stack = Stack::start(&machine, 2);
+    stack.apply(&(claim("c") + &pod("first", "node-1", "c")));
+    let volume = stack.wait_bound("c");
+    stack.wait_mounted("first");
+    fs::write(stack.mount("first", "node-1", &volume).join("f"), "kept").unwrap();
+    stack.delete("pod/first");
+    stack.apply(&pod("second", "node-2", "c"));
+    stack.wait_mounted("second");
+    assert_eq!(fs::read_to_string(stack.mount("second", "node-2", &volume).join("f")).unwrap(), "kept");
+    stack.delete("pod/second");
+    stack.delete("pvc/c");
+    stack.wait(&format!("pv/{volume}"), "delete");
+    machine.assert_nothing_left();
+}
+
+#[test]
+fn two_pods_on_one_node_share_one_stage() {
+    let machine = Machine::new();
+    let stack = Stack::start(&machine, 1);
+    stack.apply(&(claim("c") + &pod("a", "node-1", "c") + &pod("b", "node-1", "c")));
+    let volume = stack.wait_bound("c");
+    stack.wait_mounted("a");
+    stack.wait_mounted("b");
+    let staged = || machine.mounts().iter().filter(|(_, path)| path.ends_with("globalmount")).count();
+    let published = || machine.mounts().iter().filter(|(_, path)| path.ends_with("mount")).count();
+    assert_eq!((staged(), published(), machine.loop_files().len()), (1, 2, 1));
+
+    fs::write(stack.mount("a", "node-1", &volume).join("f"), "shared").unwrap();
+    let of_b = stack.mount("b", "node-1", &volume);
+    stack.delete("pod/a");
+    assert_eq!(fs::read_to_string(of_b.join("f")).unwrap(), "shared", "the other pod's mount is undisturbed");
+    assert_eq!((staged(), published()), (1, 1));
+    stack.delete("pod/b");
+    stack.delete("pvc/c");
+    stack.wait(&format!("pv/{volume}"), "delete");
+    machine.assert_nothing_left();
+}
+
+#[test]
+fn a_second_node_is_refused_while_the_first_has_the_volume() {
+    let machine = Machine::new();
+    let stack = Stack::start(&machine, 2);
+    stack.apply(&(claim("c") + &pod("holder", "node-1", "c")));
+    stack.wait_bound("c");
+    stack.wait_mounted("holder");
+    stack.apply(&pod("waiter", "node-2", "c"));
+    // The refusal is an event, made after the controller has looked at both pods.
+    let told =
+        ["get", "events", "--field-selector", "involvedObject.name=waiter,reason=FailedAttachVolume", "-o", "name"];
+    while stack.kubectl(&told).is_empty() {}
+    let nodes = stack.field("volumeattachments", "{.items[*].spec.nodeName}");
+    assert_eq!(nodes, "node-1", "one attachment, to the first node");
+    assert!(!machine.mounts().iter().any(|(_, path)| path.to_string_lossy().contains("node-2")));
+
+    stack.delete("pod/holder");
+    stack.wait_mounted("waiter");
+    assert_eq!(stack.field("volumeattachments", "{.items[*].spec.nodeName}"), "node-2");
+}
+
+#[test]
+fn an_existing_volume_is_bound_by_name_and_keeps_its_data() {
+    let machine = Machine::new();
+    let stack = Stack::start(&machine, 1);
+    let class = "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: keep}\n\
+                 provisioner: block.cleat.dev\nreclaimPolicy: Retain\n\
+                 parameters: {csi.storage.k8s.io/fstype: ext4}\n---\n";
+    let kept = claim("old").replace("spec:\n", "spec:\n  storageClassName: keep\n");
+    stack.apply(&(class.to_owned() + &kept + &pod("p", "node-1", "old")));
+    let volume = stack.wait_bound("old");
+    stack.wait_mounted("p");
+    fs::write(stack.mount("p", "node-1", &volume).join("f"), "survivor").unwrap();
+    let handle = stack.field(&format!("pv/{volume}"), "{.spec.csi.volumeHandle}");
+    stack.delete("pod/p");
+    stack.delete("pvc/old");
+    stack.wait(&format!("pv/{volume}"), "jsonpath={.status.phase}=Released");
+    stack.delete(&format!("pv/{volume}"));
+    assert!(!machine.pool_files().is_empty(), "Retain keeps the image");
+
+    let by_hand = format!(
+        "apiVersion: v1\nkind: PersistentVolume\nmetadata: {{name: by-hand}}\nspec:\n  accessModes: [ReadWriteOnce]\n  \
+         capacity: {{storage: 64Mi}}\n  storageClassName: manual\n  persistentVolumeReclaimPolicy: Delete\n  \
+         csi: {{driver: block.cleat.dev, volumeHandle: {handle}, fsType: ext4}}\n---\n"
+    );
+    let wanted = claim("new").replace("spec:\n", "spec:\n  storageClassName: manual\n");
+    stack.apply(&(by_hand + &wanted + &pod("q", "node-1", "new")));
+    assert_eq!(stack.wait_bound("new"), "by-hand");
+    stack.wait_mounted("q");
+    assert_eq!(fs::read_to_string(stack.mount("q", "node-1", "by-hand").join("f")).unwrap(), "survivor");
+    stack.delete("pod/q");
+    stack.delete("pvc/new");
+    stack.wait("pv/by-hand", "delete");
+    machine.assert_nothing_left();
+}
+
+#[test]
+fn a_claim_in_use_outlives_its_deletion_until_the_pod_is_gone() {
+    let machine = Machine::new();
+    let stack = Stack::start(&machine, 1);
+    stack.apply(&(claim("c") + &pod("p", "node-1", "c")));
+    let volume = stack.wait_bound("c");
+    stack.wait_mounted("p");
+    stack.kubectl(&["delete", "pvc/c", "--wait=false"]);
+    assert!(!stack.field("pvc/c", "{.metadata.deletionTimestamp}").is_empty());
+    assert_eq!(stack.field("pvc/c", "{.status.phase}"), "Bound");
+    stack.delete("pod/p");
+    stack.wait("pvc/c", "delete");
+    stack.wait(&format!("pv/{volume}"), "delete");
+    machine.assert_nothing_left();
+}
+
+#[test]
+fn the_demo_passes_and_leaves_nothing() {
+    let machine = Machine::new();
+    let output =
+        machine.command(env!("CARGO_BIN_EXE_cleat")).arg("demo").env("TMPDIR", machine.scratch("")).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("All of it held"), "{text}");
+    let left = fs::read_dir(machine.scratch("")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    assert_eq!(left.filter(|name| name.starts_with("cleat-")).collect::<Vec<_>>(), [] as [&str; 0]);
+}

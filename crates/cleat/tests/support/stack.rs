@@ -1,0 +1,174 @@
+//! A running `cleat up`, and kubectl to talk to it.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+
+use super::Machine;
+
+/// How long a single wait may take; far more than anything needs.
+const PATIENCE: &str = "--timeout=60s";
+
+pub struct Stack<'m> {
+    machine: &'m Machine,
+    process: Option<Child>,
+    /// Kept open: a stack that writes to it later must not find it closed.
+    _says: BufReader<ChildStdout>,
+}
+
+impl<'m> Stack<'m> {
+    pub fn start(machine: &'m Machine, nodes: u16) -> Self {
+        Self::start_with(machine, nodes, None)
+    }
+
+    /// Starts the stack so that it dies when it first reaches `crash_at`, which may be before it is up.
+    pub fn start_with(machine: &'m Machine, nodes: u16, crash_at: Option<&str>) -> Self {
+        let mut command = machine.command(env!("CARGO_BIN_EXE_cleat"));
+        command.args(["up", "--listen", "127.0.0.1:0", "--nodes", &nodes.to_string(), "--data-dir"]);
+        command.arg(machine.data()).stdin(Stdio::null()).stdout(Stdio::piped());
+        command.env("CLEAT_LOG", std::env::var("CLEAT_LOG").unwrap_or_else(|_| "error".to_owned()));
+        if let Some(point) = crash_at {
+            command.env("CLEAT_CRASH_AT", format!("{point}@{}", machine.scratch("crashed").display()));
+        }
+        let mut process = command.spawn().expect("nsenter is part of util-linux: apt-get install util-linux");
+        let mut says = BufReader::new(process.stdout.take().unwrap());
+        let mut line = String::new();
+        says.read_line(&mut line).unwrap();
+        assert!(crash_at.is_some() || line.starts_with("cleat is up"), "the stack did not start: {line:?}");
+        Self { machine, process: Some(process), _says: says }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.as_ref().unwrap().id()
+    }
+
+    pub fn is_dead(&mut self) -> bool {
+        self.process.as_mut().unwrap().try_wait().unwrap().is_some()
+    }
+
+    /// SIGKILL; the drivers die with it.
+    pub fn kill(mut self) {
+        let mut process = self.process.take().unwrap();
+        process.kill().unwrap();
+        process.wait().unwrap();
+    }
+
+    /// SIGTERM, as a service manager would.
+    pub fn stop(mut self) -> ExitStatus {
+        let mut process = self.process.take().unwrap();
+        let pid = rustix::process::Pid::from_child(&process);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        process.wait().unwrap()
+    }
+
+    pub fn try_kubectl(&self, arguments: &[&str], input: Option<&str>) -> Output {
+        let mut command = Command::new("kubectl");
+        command.arg("--kubeconfig").arg(self.machine.data().join("kubeconfig")).args(arguments);
+        // Discovery must not be remembered from another test's server on the same port.
+        command.arg("--cache-dir").arg(self.machine.scratch("kubectl"));
+        if let Some(text) = input {
+            let file = self.machine.scratch("input.yaml");
+            fs::write(&file, text).unwrap();
+            command.stdin(fs::File::open(file).unwrap());
+        } else {
+            command.stdin(Stdio::null());
+        }
+        command.output().expect("kubectl is needed: apt-get install kubernetes-client, or ./scripts/setup")
+    }
+
+    /// Runs kubectl and returns what it prints.
+    pub fn kubectl(&self, arguments: &[&str]) -> String {
+        said(arguments, &self.try_kubectl(arguments, None))
+    }
+
+    pub fn apply(&self, yaml: &str) {
+        said(&["apply"], &self.try_kubectl(&["apply", "-f", "-"], Some(yaml)));
+    }
+
+    pub fn wait(&self, what: &str, condition: &str) {
+        self.kubectl(&["wait", what, &format!("--for={condition}"), PATIENCE]);
+    }
+
+    pub fn wait_bound(&self, claim: &str) -> String {
+        self.wait(&format!("pvc/{claim}"), "jsonpath={.status.phase}=Bound");
+        self.field(&format!("pvc/{claim}"), "{.spec.volumeName}")
+    }
+
+    pub fn wait_mounted(&self, pod: &str) {
+        self.wait(&format!("pod/{pod}"), "condition=cleat.dev/VolumesMounted");
+    }
+
+    pub fn delete(&self, what: &str) {
+        self.kubectl(&["delete", what, "--ignore-not-found", PATIENCE]);
+    }
+
+    pub fn field(&self, what: &str, path: &str) -> String {
+        self.kubectl(&["get", what, "-o", &format!("jsonpath={path}")])
+    }
+
+    /// Names of all objects of a kind.
+    pub fn names(&self, kind: &str) -> Vec<String> {
+        self.kubectl(&["get", kind, "-A", "-o", "name"]).lines().map(ToOwned::to_owned).collect()
+    }
+
+    /// Where a pod's volume is mounted, as the test can reach it.
+    pub fn mount(&self, pod: &str, node: &str, volume: &str) -> PathBuf {
+        let uid = self.field(&format!("pod/{pod}"), "{.metadata.uid}");
+        self.machine.see(&self.target(node, &uid, volume))
+    }
+
+    /// The same, found by claim; `None` if the stack does not answer.
+    pub fn try_mount(&self, pod: &str, node: &str, claim: &str) -> Option<PathBuf> {
+        let ask = |what: &str, path: &str| {
+            let output = self.try_kubectl(&["get", what, "-o", &format!("jsonpath={path}")], None);
+            output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
+        };
+        let volume = ask(&format!("pvc/{claim}"), "{.spec.volumeName}")?;
+        let uid = ask(&format!("pod/{pod}"), "{.metadata.uid}")?;
+        Some(self.machine.see(&self.target(node, &uid, &volume)))
+    }
+
+    fn target(&self, node: &str, pod_uid: &str, volume: &str) -> PathBuf {
+        let pods = self.machine.data().join("nodes").join(node).join("pods");
+        pods.join(pod_uid).join("volumes/kubernetes.io~csi").join(volume).join("mount")
+    }
+}
+
+fn said(arguments: &[&str], output: &Output) -> String {
+    assert!(
+        output.status.success(),
+        "kubectl {} failed ({}): {}",
+        arguments.join(" "),
+        output.status.code().or(output.status.signal()).unwrap_or_default(),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+impl Drop for Stack<'_> {
+    fn drop(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+/// A claim of the default class.
+pub fn claim(name: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata:\n  name: {name}\nspec:\n  accessModes: [ReadWriteOnce]\n  \
+         resources:\n    requests:\n      storage: 64Mi\n---\n"
+    )
+}
+
+/// A pod on a node with one claim at /data.
+pub fn pod(name: &str, node: &str, claim: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\nspec:\n  nodeName: {node}\n  containers:\n  - name: main\n    \
+         image: busybox\n    volumeMounts:\n    - {{name: data, mountPath: /data}}\n  volumes:\n  - name: data\n    \
+         persistentVolumeClaim:\n      claimName: {claim}\n---\n"
+    )
+}

@@ -1,0 +1,44 @@
+//! `cargo xtask bench NAME`: runs one benchmark in the release profile, after saying on which machine.
+
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Name {
+    /// One claim's way, stage by stage, one claim at a time
+    Spine,
+}
+
+pub(crate) fn run(root: &Path, name: Name) -> Result<ExitCode> {
+    let (package, bench) = match name {
+        Name::Spine => ("cleat", "spine"),
+    };
+    println!("{}\n", machine());
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        .args(["bench", "--quiet", "--package", package, "--bench", bench])
+        .current_dir(root)
+        .status()
+        .context("running cargo bench")?;
+    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What the figures depend on: processor, cores, memory, kernel.
+fn machine() -> String {
+    let field = |file: &str, name: &str| {
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+        line.split_once(':').map_or("unknown", |(_, value)| value.trim()).to_owned()
+    };
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    format!(
+        "{}, {cores} cores, {} of memory, Linux {}",
+        field("/proc/cpuinfo", "model name"),
+        field("/proc/meminfo", "MemTotal"),
+        kernel.trim()
+    )
+}
