@@ -6,7 +6,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
-pub mod stack;
+pub(crate) mod stack;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,13 +14,13 @@ use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
-pub struct Machine {
+pub(crate) struct Machine {
     directory: TempDir,
     holder: Child,
 }
 
 impl Machine {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         assert!(
             rustix::process::geteuid().is_root(),
             "this test mounts file systems: run it as root, for example with ./scripts/test"
@@ -42,28 +42,28 @@ impl Machine {
     }
 
     /// The stack's data directory.
-    pub fn data(&self) -> PathBuf {
+    pub(crate) fn data(&self) -> PathBuf {
         self.directory.path().join("d")
     }
 
-    pub fn scratch(&self, name: &str) -> PathBuf {
+    pub(crate) fn scratch(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
     /// A command that runs inside the namespace.
-    pub fn command(&self, program: &str) -> Command {
+    pub(crate) fn command(&self, program: &str) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--mount=/proc/{}/ns/mnt", self.inside())).arg("--").arg(program);
         command
     }
 
     /// A path as the namespace sees it.
-    pub fn see(&self, path: &Path) -> PathBuf {
+    pub(crate) fn see(&self, path: &Path) -> PathBuf {
         Path::new("/proc").join(self.inside().to_string()).join("root").join(path.strip_prefix("/").unwrap())
     }
 
     /// The mount points below the data directory, each with the id the kernel gave it.
-    pub fn mounts(&self) -> Vec<(String, PathBuf)> {
+    pub(crate) fn mounts(&self) -> Vec<(String, PathBuf)> {
         let table = fs::read_to_string(format!("/proc/{}/mountinfo", self.inside())).unwrap();
         let fields = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
         let below = fields.filter(|f| Path::new(f[4]).starts_with(self.data()));
@@ -71,7 +71,7 @@ impl Machine {
     }
 
     /// The files in the data directory that loop devices stand on.
-    pub fn loop_files(&self) -> Vec<PathBuf> {
+    pub(crate) fn loop_files(&self) -> Vec<PathBuf> {
         let devices = fs::read_dir("/sys/block").unwrap().map(|e| e.unwrap().path().join("loop/backing_file"));
         let files = devices.filter_map(|file| fs::read_to_string(file).ok());
         let files = files.map(|text| PathBuf::from(text.trim_end().trim_end_matches(" (deleted)")));
@@ -79,7 +79,7 @@ impl Machine {
     }
 
     /// The images and records of volumes in the pool.
-    pub fn pool_files(&self) -> Vec<PathBuf> {
+    pub(crate) fn pool_files(&self) -> Vec<PathBuf> {
         let mut files = Vec::new();
         let mut directories = vec![self.data().join("pool")];
         while let Some(directory) = directories.pop() {
@@ -94,7 +94,7 @@ impl Machine {
         files
     }
 
-    pub fn assert_nothing_left(&self) {
+    pub(crate) fn assert_nothing_left(&self) {
         assert_eq!(self.mounts(), [], "mounts");
         assert_eq!(self.loop_files(), [] as [PathBuf; 0], "loop devices");
         assert_eq!(self.pool_files(), [] as [PathBuf; 0], "images");

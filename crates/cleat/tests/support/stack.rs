@@ -11,7 +11,7 @@ use super::Machine;
 /// How long a single wait may take; far more than anything needs.
 const PATIENCE: &str = "--timeout=60s";
 
-pub struct Stack<'m> {
+pub(crate) struct Stack<'m> {
     machine: &'m Machine,
     process: Option<Child>,
     /// Kept open: a stack that writes to it later must not find it closed.
@@ -19,12 +19,12 @@ pub struct Stack<'m> {
 }
 
 impl<'m> Stack<'m> {
-    pub fn start(machine: &'m Machine, nodes: u16) -> Self {
+    pub(crate) fn start(machine: &'m Machine, nodes: u16) -> Self {
         Self::start_with(machine, nodes, None)
     }
 
     /// Starts the stack so that it dies when it first reaches `crash_at`, which may be before it is up.
-    pub fn start_with(machine: &'m Machine, nodes: u16, crash_at: Option<&str>) -> Self {
+    pub(crate) fn start_with(machine: &'m Machine, nodes: u16, crash_at: Option<&str>) -> Self {
         let mut command = machine.command(env!("CARGO_BIN_EXE_cleat"));
         command.args(["up", "--listen", "127.0.0.1:0", "--nodes", &nodes.to_string(), "--data-dir"]);
         command.arg(machine.data()).stdin(Stdio::null()).stdout(Stdio::piped());
@@ -40,30 +40,30 @@ impl<'m> Stack<'m> {
         Self { machine, process: Some(process), _says: says }
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.process.as_ref().unwrap().id()
     }
 
-    pub fn is_dead(&mut self) -> bool {
+    pub(crate) fn is_dead(&mut self) -> bool {
         self.process.as_mut().unwrap().try_wait().unwrap().is_some()
     }
 
     /// SIGKILL; the drivers die with it.
-    pub fn kill(mut self) {
+    pub(crate) fn kill(mut self) {
         let mut process = self.process.take().unwrap();
         process.kill().unwrap();
         process.wait().unwrap();
     }
 
     /// SIGTERM, as a service manager would.
-    pub fn stop(mut self) -> ExitStatus {
+    pub(crate) fn stop(mut self) -> ExitStatus {
         let mut process = self.process.take().unwrap();
         let pid = rustix::process::Pid::from_child(&process);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         process.wait().unwrap()
     }
 
-    pub fn try_kubectl(&self, arguments: &[&str], input: Option<&str>) -> Output {
+    pub(crate) fn try_kubectl(&self, arguments: &[&str], input: Option<&str>) -> Output {
         let mut command = Command::new("kubectl");
         command.arg("--kubeconfig").arg(self.machine.data().join("kubeconfig")).args(arguments);
         // Discovery must not be remembered from another test's server on the same port.
@@ -79,48 +79,48 @@ impl<'m> Stack<'m> {
     }
 
     /// Runs kubectl and returns what it prints.
-    pub fn kubectl(&self, arguments: &[&str]) -> String {
+    pub(crate) fn kubectl(&self, arguments: &[&str]) -> String {
         said(arguments, &self.try_kubectl(arguments, None))
     }
 
-    pub fn apply(&self, yaml: &str) {
+    pub(crate) fn apply(&self, yaml: &str) {
         said(&["apply"], &self.try_kubectl(&["apply", "-f", "-"], Some(yaml)));
     }
 
-    pub fn wait(&self, what: &str, condition: &str) {
+    pub(crate) fn wait(&self, what: &str, condition: &str) {
         self.kubectl(&["wait", what, &format!("--for={condition}"), PATIENCE]);
     }
 
-    pub fn wait_bound(&self, claim: &str) -> String {
+    pub(crate) fn wait_bound(&self, claim: &str) -> String {
         self.wait(&format!("pvc/{claim}"), "jsonpath={.status.phase}=Bound");
         self.field(&format!("pvc/{claim}"), "{.spec.volumeName}")
     }
 
-    pub fn wait_mounted(&self, pod: &str) {
+    pub(crate) fn wait_mounted(&self, pod: &str) {
         self.wait(&format!("pod/{pod}"), "condition=cleat.dev/VolumesMounted");
     }
 
-    pub fn delete(&self, what: &str) {
+    pub(crate) fn delete(&self, what: &str) {
         self.kubectl(&["delete", what, "--ignore-not-found", PATIENCE]);
     }
 
-    pub fn field(&self, what: &str, path: &str) -> String {
+    pub(crate) fn field(&self, what: &str, path: &str) -> String {
         self.kubectl(&["get", what, "-o", &format!("jsonpath={path}")])
     }
 
     /// Names of all objects of a kind.
-    pub fn names(&self, kind: &str) -> Vec<String> {
+    pub(crate) fn names(&self, kind: &str) -> Vec<String> {
         self.kubectl(&["get", kind, "-A", "-o", "name"]).lines().map(ToOwned::to_owned).collect()
     }
 
     /// Where a pod's volume is mounted, as the test can reach it.
-    pub fn mount(&self, pod: &str, node: &str, volume: &str) -> PathBuf {
+    pub(crate) fn mount(&self, pod: &str, node: &str, volume: &str) -> PathBuf {
         let uid = self.field(&format!("pod/{pod}"), "{.metadata.uid}");
         self.machine.see(&self.target(node, &uid, volume))
     }
 
     /// The same, found by claim; `None` if the stack does not answer.
-    pub fn try_mount(&self, pod: &str, node: &str, claim: &str) -> Option<PathBuf> {
+    pub(crate) fn try_mount(&self, pod: &str, node: &str, claim: &str) -> Option<PathBuf> {
         let ask = |what: &str, path: &str| {
             let output = self.try_kubectl(&["get", what, "-o", &format!("jsonpath={path}")], None);
             output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
@@ -157,7 +157,7 @@ impl Drop for Stack<'_> {
 }
 
 /// A claim of the default class.
-pub fn claim(name: &str) -> String {
+pub(crate) fn claim(name: &str) -> String {
     format!(
         "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata:\n  name: {name}\nspec:\n  accessModes: [ReadWriteOnce]\n  \
          resources:\n    requests:\n      storage: 64Mi\n---\n"
@@ -165,7 +165,7 @@ pub fn claim(name: &str) -> String {
 }
 
 /// A pod on a node with one claim at /data.
-pub fn pod(name: &str, node: &str, claim: &str) -> String {
+pub(crate) fn pod(name: &str, node: &str, claim: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\nspec:\n  nodeName: {node}\n  containers:\n  - name: main\n    \
          image: busybox\n    volumeMounts:\n    - {{name: data, mountPath: /data}}\n  volumes:\n  - name: data\n    \
