@@ -10,7 +10,8 @@ use crate::descriptor::Descriptor;
 use crate::error::ApiError;
 use crate::http::reply::Reply;
 
-const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf";
+/// Clients ask for it with an `@`, which no parser of media types accepts in an answer.
+const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
 
 /// openapi.v2.Document { swagger = 1: "2.0", info = 2: { title = 1: "Kubernetes", version = 2: "v1" }, paths = 8: {} }
 const EMPTY_V2: &[u8] = b"\x0a\x032.0\x12\x10\x0a\x0aKubernetes\x12\x02v1\x42\x00";

@@ -1,0 +1,105 @@
+//! The socket: who gets in, what survives a restart, how serving ends.
+
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use cleat_apiserver::{ApiServer, Config};
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use kube::api::{Api, ListParams, PostParams, WatchParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use tokio_util::sync::CancellationToken;
+
+const WAIT: Duration = Duration::from_secs(20);
+
+async fn open(dir: &std::path::Path) -> ApiServer {
+    let deadline = tokio::time::Instant::now() + WAIT;
+    loop {
+        // The last handle on the store may be held by a task that is just ending.
+        match ApiServer::open(Config::new(dir, "127.0.0.1:0".parse().unwrap())).await {
+            Err(cleat_apiserver::OpenError::Store(_)) if tokio::time::Instant::now() < deadline => {
+                tokio::task::yield_now().await;
+            }
+            other => return other.unwrap(),
+        }
+    }
+}
+
+async fn client(kubeconfig: Kubeconfig) -> kube::Client {
+    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+    kube::Client::try_from(config).unwrap()
+}
+
+#[tokio::test]
+async fn the_kubeconfig_lets_in_and_keeps_working_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = open(dir.path()).await;
+    let mode = |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(server.kubeconfig()), 0o600);
+    for key in ["ca.key", "server.key", "admin.key"] {
+        assert_eq!(mode(&dir.path().join("pki").join(key)), 0o600);
+    }
+    let old = Kubeconfig::read_from(server.kubeconfig()).unwrap();
+    let stop = CancellationToken::new();
+    let serving = tokio::spawn(server.serve(stop.clone()));
+    let namespaces: Api<Namespace> = Api::all(client(old.clone()).await);
+    assert_eq!(namespaces.list(&ListParams::default()).await.unwrap().items.len(), 4);
+    stop.cancel();
+    tokio::time::timeout(WAIT, serving).await.unwrap().unwrap();
+    drop((namespaces, server));
+
+    let server = open(dir.path()).await;
+    tokio::spawn(server.serve(CancellationToken::new()));
+    // The credentials of the first run, at the new port.
+    let mut config = old;
+    let cluster = config.clusters[0].cluster.as_mut().unwrap();
+    cluster.server = Some(format!("https://localhost:{}", server.address().port()));
+    let namespaces: Api<Namespace> = Api::all(client(config).await);
+    assert_eq!(namespaces.list(&ListParams::default()).await.unwrap().items.len(), 4);
+}
+
+#[tokio::test]
+async fn without_a_certificate_only_health_and_version_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = open(dir.path()).await;
+    tokio::spawn(server.serve(CancellationToken::new()));
+    let mut config = Kubeconfig::read_from(server.kubeconfig()).unwrap();
+    let user = config.auth_infos[0].auth_info.as_mut().unwrap();
+    user.client_certificate_data = None;
+    user.client_key_data = None;
+    let stranger = client(config).await;
+    let get = |path: &str| http::Request::get(path).body(Vec::new()).unwrap();
+    assert_eq!(stranger.request_text(get("/readyz")).await.unwrap(), "ok");
+    assert!(stranger.apiserver_version().await.is_ok());
+    match stranger.request_text(get("/api/v1/namespaces")).await {
+        Err(kube::Error::Api(status)) => assert_eq!((status.code, status.reason.as_str()), (401, "Unauthorized")),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn stopping_ends_watches_promptly() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = open(dir.path()).await;
+    let stop = CancellationToken::new();
+    let serving = tokio::spawn(server.serve(stop.clone()));
+    let maps: Api<ConfigMap> =
+        Api::namespaced(client(Kubeconfig::read_from(server.kubeconfig()).unwrap()).await, "default");
+    let mut watches = Vec::new();
+    for _ in 0..20 {
+        // That this returns at all shows that the headers come before the first event.
+        let watch = tokio::time::timeout(WAIT, maps.watch(&WatchParams::default(), "0")).await.unwrap();
+        watches.push(watch.unwrap().boxed());
+    }
+    maps.create(&PostParams::default(), &serde_json::from_str(r#"{"metadata":{"name":"a"}}"#).unwrap()).await.unwrap();
+    for watch in &mut watches {
+        assert!(tokio::time::timeout(WAIT, watch.try_next()).await.unwrap().unwrap().is_some());
+    }
+    let begun = std::time::Instant::now();
+    stop.cancel();
+    for watch in &mut watches {
+        assert!(tokio::time::timeout(WAIT, watch.try_next()).await.unwrap().unwrap().is_none());
+    }
+    tokio::time::timeout(WAIT, serving).await.unwrap().unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(4), "no watch was waited for");
+}

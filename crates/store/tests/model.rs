@@ -1,0 +1,213 @@
+//! The embedded store against a plain map with a complete history: any sequence of operations, compactions and
+//! restarts gives the answers the model gives.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use cleat_store::embedded::History;
+use cleat_store::{EmbeddedStore, ListError, Range, Store, WatchError, WriteError};
+use proptest::prelude::*;
+
+const KEYS: [&str; 6] = ["/a/1", "/a/2", "/a/10", "/a1/1", "/b/1", "/b/2"];
+const PREFIXES: [&str; 4] = ["/", "/a/", "/a1/", "/b/"];
+
+#[derive(Clone, Debug)]
+enum Step {
+    Create(usize, u8),
+    /// The last field chooses between the right revision and a wrong one.
+    Update(usize, u8, bool),
+    Delete(usize, bool),
+    List(usize, u64),
+    Watch(usize, u64),
+    Compact(u64),
+    Reopen,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let key = 0..KEYS.len();
+    let prefix = 0..PREFIXES.len();
+    prop_oneof![
+        4 => (key.clone(), any::<u8>()).prop_map(|(k, v)| Step::Create(k, v)),
+        4 => (key.clone(), any::<u8>(), any::<bool>()).prop_map(|(k, v, right)| Step::Update(k, v, right)),
+        2 => (key, any::<bool>()).prop_map(|(k, right)| Step::Delete(k, right)),
+        3 => (prefix.clone(), 0..40u64).prop_map(|(p, r)| Step::List(p, r)),
+        3 => (prefix, 0..40u64).prop_map(|(p, r)| Step::Watch(p, r)),
+        1 => (0..40u64).prop_map(Step::Compact),
+        1 => Just(Step::Reopen),
+    ]
+}
+
+/// A value with its create and modify revisions.
+type Cell = (u8, u64, u64);
+
+#[derive(Default)]
+struct Model {
+    /// The state after each revision, from the first on.
+    states: Vec<BTreeMap<&'static str, Cell>>,
+    /// History is known after this revision.
+    compacted: u64,
+}
+
+impl Model {
+    fn revision(&self) -> u64 {
+        self.states.len() as u64
+    }
+
+    fn at(&self, revision: u64) -> &BTreeMap<&'static str, Cell> {
+        &self.states[revision as usize - 1]
+    }
+
+    fn now(&self) -> &BTreeMap<&'static str, Cell> {
+        self.at(self.revision())
+    }
+
+    fn push(&mut self, change: impl FnOnce(&mut BTreeMap<&'static str, Cell>, u64)) {
+        let revision = self.revision() + 1;
+        let mut state = self.now().clone();
+        change(&mut state, revision);
+        self.states.push(state);
+    }
+
+    /// Key, old value and new value of every change under the prefix after a revision.
+    fn changes(&self, prefix: &str, after: u64) -> Vec<(u64, String, Option<u8>, Option<u8>)> {
+        (after + 1..=self.revision())
+            .filter_map(|revision| {
+                let (old, new) = (self.at(revision - 1), self.at(revision));
+                let key = KEYS.iter().find(|k| old.get(*k) != new.get(*k))?;
+                let value = |state: &BTreeMap<_, Cell>| state.get(key).map(|(v, _, _)| *v);
+                key.starts_with(prefix).then(|| (revision, (*key).to_owned(), value(old), value(new)))
+            })
+            .collect()
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+async fn check(store: &EmbeddedStore, model: &mut Model, step: &Step) {
+    match *step {
+        Step::Create(k, value) => {
+            let key = KEYS[k];
+            match store.create(key, vec![value].into()).await {
+                Ok(revision) => {
+                    assert!(!model.now().contains_key(key));
+                    model.push(|state, now| {
+                        state.insert(key, (value, now, now));
+                    });
+                    assert_eq!(revision, model.revision());
+                }
+                Err(WriteError::Exists { current, .. }) => assert_eq!(current.modified, model.now()[key].2),
+                other => panic!("{other:?}"),
+            }
+        }
+        Step::Update(k, value, right) => {
+            let key = KEYS[k];
+            let current = model.now().get(key).copied();
+            let expected = current.map_or(1, |(_, _, modified)| if right { modified } else { modified + 1 });
+            match (store.update(key, expected, vec![value].into()).await, current) {
+                (Ok(revision), Some((_, created, _))) if right => {
+                    model.push(|state, now| {
+                        state.insert(key, (value, created, now));
+                    });
+                    assert_eq!(revision, model.revision());
+                }
+                (Err(WriteError::Missing { .. }), None) => {}
+                (Err(WriteError::Conflict { .. }), Some(_)) if !right => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        Step::Delete(k, right) => {
+            let key = KEYS[k];
+            let current = model.now().get(key).copied();
+            let expected = current.map_or(1, |(_, _, modified)| if right { modified } else { modified + 1 });
+            match (store.delete(key, expected).await, current) {
+                (Ok(revision), Some(_)) if right => {
+                    model.push(|state, _| {
+                        state.remove(key);
+                    });
+                    assert_eq!(revision, model.revision());
+                }
+                (Err(WriteError::Missing { .. }), None) => {}
+                (Err(WriteError::Conflict { .. }), Some(_)) if !right => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        Step::List(p, at) => {
+            let at = (at > 0).then_some(at);
+            let shown = at.unwrap_or(model.revision());
+            match store.list(Range { prefix: PREFIXES[p], from: None, at }).await {
+                Ok(snapshot) => {
+                    assert!(shown >= model.compacted && shown <= model.revision());
+                    assert_eq!(snapshot.revision, shown);
+                    let found: Vec<_> =
+                        snapshot.entries.iter().map(|e| (&*e.key, (e.value[0], e.created, e.modified))).collect();
+                    let want = model.at(shown).iter().filter(|(k, _)| k.starts_with(PREFIXES[p]));
+                    assert_eq!(found, want.map(|(k, v)| (*k, *v)).collect::<Vec<_>>());
+                }
+                Err(ListError::TooOld { .. }) => assert!(shown < model.compacted),
+                Err(ListError::Future { .. }) => assert!(shown > model.revision()),
+                other => panic!("{other:?}"),
+            }
+        }
+        Step::Watch(p, after) => match store.watch(PREFIXES[p], after).await {
+            Ok(mut watch) => {
+                for (revision, key, old, new) in model.changes(PREFIXES[p], after) {
+                    let event = watch.next().await.unwrap();
+                    let value = |e: &Option<cleat_store::Entry>| e.as_ref().map(|e| e.value[0]);
+                    assert_eq!(
+                        (event.revision, event.key(), value(&event.old), value(&event.new)),
+                        (revision, key.as_str(), old, new)
+                    );
+                }
+                assert_eq!(watch.progress(), model.revision(), "nothing else is on its way");
+            }
+            Err(WatchError::TooOld { .. }) => assert!(after < model.compacted),
+            Err(WatchError::Future { .. }) => assert!(after > model.revision()),
+            Err(other) => panic!("{other:?}"),
+        },
+        Step::Compact(revision) => {
+            store.compact(revision);
+            model.compacted = model.compacted.max(revision.min(model.revision()));
+        }
+        Step::Reopen => unreachable!("handled by the caller"),
+    }
+    for key in KEYS {
+        let found = store.get(key).await.unwrap().map(|e| (e.value[0], e.created, e.modified));
+        assert_eq!(found, model.now().get(key).copied());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #[test]
+    fn the_store_behaves_like_a_map_with_history(steps in prop::collection::vec(step(), 1..60)) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store.redb");
+        let open = || EmbeddedStore::open(&path, History::default()).unwrap();
+        let mut store = Some(open());
+        let mut model = Model { states: vec![BTreeMap::new()], compacted: 1 };
+        let runtime = runtime();
+        for step in &steps {
+            if let Step::Reopen = step {
+                drop(store.take());
+                store = Some(open());
+                model.compacted = model.revision();
+            } else {
+                runtime.block_on(check(store.as_ref().unwrap(), &mut model, step));
+            }
+        }
+    }
+}
+
+#[test]
+fn bytes_are_shared_not_copied() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = EmbeddedStore::open(&dir.path().join("s"), History::default()).unwrap();
+    runtime().block_on(async {
+        let value = Bytes::from(vec![7; 1000]);
+        store.create("/k", value.clone()).await.unwrap();
+        let got = store.get("/k").await.unwrap().unwrap();
+        assert_eq!(got.value.as_ptr(), value.as_ptr());
+    });
+}
