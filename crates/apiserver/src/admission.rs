@@ -64,11 +64,11 @@ async fn check_namespace(api: &Api, kind: &dyn Kind, object: &dyn Object, namesp
         resource: kind.descriptor().resource(),
         name,
         why: format!("unable to create new content in namespace {namespace} because it is being terminated"),
-        cause: Some(Cause {
+        cause: Some(Box::new(Cause {
             reason: "NamespaceTerminating",
             message: format!("namespace {namespace} is being terminated"),
             field: "metadata.namespace",
-        }),
+        })),
     })
 }
 

@@ -14,7 +14,7 @@ pub(crate) enum ApiError {
     #[error("Unauthorized")]
     Unauthorized,
     #[error("{resource} \"{name}\" is forbidden: {why}")]
-    Forbidden { resource: Resource, name: String, why: String, cause: Option<Cause> },
+    Forbidden { resource: Resource, name: String, why: String, cause: Option<Box<Cause>> },
     #[error("{resource} \"{name}\" not found")]
     NotFound { resource: Resource, name: String },
     #[error("the server could not find the requested resource")]
@@ -124,7 +124,8 @@ impl ApiError {
             Self::Unauthorized => (401, "Unauthorized", None, None),
             Self::Forbidden { resource, name, cause, .. } => {
                 let mut details = about(resource, name);
-                if let Some(Cause { reason, message, field }) = cause {
+                if let Some(cause) = cause {
+                    let Cause { reason, message, field } = &**cause;
                     details["causes"] = json!([{ "reason": reason, "message": message, "field": field }]);
                 }
                 (403, "Forbidden", Some(details), None)

@@ -114,7 +114,7 @@ fn span(seconds: i64) -> String {
     };
     match seconds {
         ..-1 => "<invalid>".into(),
-        ..0 => "0s".into(),
+        -1 => "0s".into(),
         0..120 => format!("{seconds}s"),
         120..600 => pair(minutes, "m", seconds % 60, "s"),
         600..10_800 => format!("{minutes}m"),

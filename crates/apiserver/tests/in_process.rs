@@ -1,5 +1,7 @@
 //! The API through `kube::Client` inside the process: verbs, conflicts, subresources, deletion, watches.
 
+#![allow(clippy::unwrap_used)]
+
 use std::collections::BTreeSet;
 use std::time::Duration;
 

@@ -1,5 +1,7 @@
 //! The real kubectl with its default flags.
 
+#![allow(clippy::unwrap_used)]
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;

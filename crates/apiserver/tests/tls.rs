@@ -1,5 +1,7 @@
 //! The socket: who gets in, what survives a restart, how serving ends.
 
+#![allow(clippy::unwrap_used)]
+
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 

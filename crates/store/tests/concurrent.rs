@@ -1,5 +1,7 @@
 //! Many writers and watchers at once, slow watchers, restarts and damaged files.
 
+#![allow(clippy::unwrap_used)]
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,8 @@
 //! The embedded store against a plain map with a complete history: any sequence of operations, compactions and
 //! restarts gives the answers the model gives.
 
+#![allow(clippy::unwrap_used)]
+
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
