@@ -241,6 +241,15 @@ metadata: {name: robot, namespace: team}
     assert_eq!(kubectl.ok("get cm --no-headers").await, "");
     kubectl.ok("delete namespace team").await;
     assert!(kubectl.run("get ns team").await.unwrap_err().contains("NotFound"));
+    for line in [
+        "create namespace other",
+        "create configmap -n other settings --from-literal=a=b",
+        "create secret generic -n other keys --from-literal=a=b",
+        "create serviceaccount -n other robot",
+        "delete namespace other",
+    ] {
+        kubectl.ok(line).await;
+    }
     let resources = kubectl.ok("api-resources -o name").await;
     for name in ["pods", "storageclasses.storage.k8s.io", "leases.coordination.k8s.io"] {
         assert!(resources.lines().any(|line| line == name), "{name} in {resources}");

@@ -69,10 +69,6 @@ pub(crate) async fn delete_collection(
 
 fn options(call: &Call) -> Result<(DeleteOptions, Effect), ApiError> {
     let bad = |e: serde_json::Error| ApiError::BadRequest(format!("the delete options cannot be read: {e}"));
-    let media = call.content_type.as_deref().unwrap_or_default();
-    if !call.body.is_empty() && media.contains("protobuf") {
-        return Err(ApiError::UnsupportedMediaType("application/json"));
-    }
     let mut options: DeleteOptions = if call.body.is_empty() {
         DeleteOptions::default()
     } else {

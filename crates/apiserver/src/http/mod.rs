@@ -3,6 +3,7 @@
 
 pub(crate) mod accept;
 pub(crate) mod body;
+mod protobuf;
 pub(crate) mod query;
 pub(crate) mod reply;
 pub(crate) mod route;
@@ -88,11 +89,12 @@ async fn answer(
         Route::OpenApiV3 => Ok(openapi::v3_index(&api.kinds)),
         Route::OpenApiV3Document(path) => openapi::v3_document(&api.kinds, &path),
         Route::Resource(target) => {
+            let (content_type, body) = as_json(header(CONTENT_TYPE), body)?;
             let call = Call {
                 caller,
                 query: Query::parse(parts.uri.query()),
                 accept: accept.map(Into::into),
-                content_type: header(CONTENT_TYPE).map(Into::into),
+                content_type,
                 method: parts.method,
                 body,
                 closing,
@@ -102,5 +104,18 @@ async fn answer(
         Route::Health(_) | Route::Version | Route::Unknown => {
             Ok(Reply::text(StatusCode::NOT_FOUND, "404 page not found\n"))
         }
+    }
+}
+
+/// Bodies in other encodings are turned into JSON at the door, so that nothing behind it has to know of them.
+fn as_json(content_type: Option<&str>, body: Bytes) -> Result<(Option<String>, Bytes), ApiError> {
+    let is_protobuf = content_type.is_some_and(|t| t.starts_with(protobuf::MEDIA_TYPE));
+    if !is_protobuf || body.is_empty() {
+        return Ok((content_type.map(Into::into), body));
+    }
+    match protobuf::decode(&body) {
+        Ok(value) => Ok((Some(reply::JSON.into()), value.to_string().into())),
+        Err(protobuf::ProtobufError::UnknownKind(_)) => Err(ApiError::UnsupportedMediaType(reply::JSON)),
+        Err(error) => Err(ApiError::BadRequest(error.to_string())),
     }
 }
