@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use cleat_store::Store;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::kind::Kind;
@@ -13,6 +14,8 @@ pub(crate) struct Api {
     pub(crate) kinds: Kinds,
     /// Cancelled when the server goes away.
     pub(crate) closing: CancellationToken,
+    /// Last, so that whoever waits for it to be dropped finds the store already released.
+    pub(crate) _release: watch::Sender<()>,
 }
 
 /// The kinds served, in the order discovery shows them.

@@ -10,6 +10,7 @@ mod descriptor;
 mod discovery;
 mod endpoint;
 mod error;
+mod expiry;
 mod field;
 mod http;
 mod kind;
@@ -33,12 +34,14 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ::http::Request;
 use cleat_store::embedded::History;
 use cleat_store::{EmbeddedStore, Store};
 use k8s_openapi::api::core::v1::Namespace;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
@@ -49,6 +52,9 @@ pub use serve::TlsError;
 
 /// Namespaces that are always there.
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
+
+/// How long `close` waits for requests in flight.
+const RELEASE: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -91,13 +97,14 @@ pub enum OpenError {
     Seed { name: &'static str, why: String },
 }
 
-/// A running API on an embedded store. Dropping it ends its watches and releases the data directory.
+/// A running API on an embedded store.
 pub struct ApiServer {
     api: Arc<Api>,
     listener: Arc<TcpListener>,
     address: SocketAddr,
     tls: TlsAcceptor,
     kubeconfig: PathBuf,
+    released: watch::Receiver<()>,
 }
 
 impl ApiServer {
@@ -124,23 +131,34 @@ impl ApiServer {
         let kubeconfig = data.join("kubeconfig");
         pki::write_private(&kubeconfig, kubeconfig::content(&pki, address).as_bytes())?;
         let store: Arc<dyn Store> = Arc::new(store);
-        let api = Arc::new(Api { store, kinds: Kinds::builtin(), closing: CancellationToken::new() });
+        let (release, released) = watch::channel(());
+        let closing = CancellationToken::new();
+        let api = Arc::new(Api { store, kinds: Kinds::builtin(), closing, _release: release });
         for name in NAMESPACES {
             seed(&api, name).await?;
         }
         tokio::spawn(lifecycle::run(api.clone()));
+        tokio::spawn(expiry::run(api.clone()));
         tracing::info!(%address, data = %data.display(), "API server open");
-        Ok(Self { api, listener: Arc::new(listener), address, tls, kubeconfig })
+        Ok(Self { api, listener: Arc::new(listener), address, tls, kubeconfig, released })
     }
 
-    /// A client inside the process, acting as `user`. It needs no socket and outlives no server.
+    /// A client inside the process, acting as `user`. It needs no socket. Once the server is gone it is told that the
+    /// service is unavailable.
     pub fn client(&self, user: &str) -> kube::Client {
-        let api = self.api.clone();
+        let api = Arc::downgrade(&self.api);
         let caller = Caller::internal(user);
         let service = tower::service_fn(move |request: Request<kube::client::Body>| {
-            let (api, caller) = (api.clone(), caller.clone());
-            let closing = api.closing.clone();
-            async move { Ok::<_, Infallible>(http::handle(api, request, Some(caller), closing).await) }
+            let (api, caller) = (api.upgrade(), caller.clone());
+            async move {
+                Ok::<_, Infallible>(match api {
+                    Some(api) => {
+                        let closing = api.closing.clone();
+                        http::handle(api, request, Some(caller), closing).await
+                    }
+                    None => http::unavailable(),
+                })
+            }
         });
         kube::Client::new(service, "default")
     }
@@ -157,6 +175,20 @@ impl ApiServer {
     /// Serves the socket until stopped. Watches end at once, other requests get a moment to finish.
     pub fn serve(&self, stop: CancellationToken) -> impl Future<Output = ()> + Send + 'static {
         serve::serve(self.api.clone(), self.listener.clone(), self.tls.clone(), stop)
+    }
+}
+
+impl ApiServer {
+    /// Ends everything and waits until the data directory is free for another server. Dropping does the same without
+    /// waiting.
+    pub async fn close(self) {
+        let mut released = self.released.clone();
+        drop(self);
+        // The sender goes away with the last user of the store, after the store itself.
+        let gone = async { while released.changed().await.is_ok() {} };
+        if tokio::time::timeout(RELEASE, gone).await.is_err() {
+            tracing::warn!("the data directory is still in use");
+        }
     }
 }
 

@@ -60,6 +60,11 @@ where
     }
 }
 
+/// What a client of a server that is gone is told.
+pub(crate) fn unavailable() -> Response<ApiBody> {
+    reply::error(&ApiError::Unavailable)
+}
+
 async fn answer(
     api: &Arc<Api>,
     parts: Parts,
