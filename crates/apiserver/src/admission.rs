@@ -3,7 +3,7 @@
 use cleat_api::claim::default_class;
 use cleat_api::keys::{annotation, finalizer};
 use cleat_store::Range;
-use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod, Toleration};
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod, PodSpec, Toleration};
 use k8s_openapi::api::storage::v1::StorageClass;
 
 use crate::api::Api;
@@ -33,12 +33,16 @@ pub(crate) async fn create(api: &Api, kind: &dyn Kind, object: &mut dyn Object) 
     Ok(())
 }
 
-pub(crate) async fn update(api: &Api, kind: &dyn Kind, new: &dyn Object, old: &dyn Object) -> Result<(), ApiError> {
+pub(crate) async fn update(api: &Api, kind: &dyn Kind, new: &mut dyn Object, old: &dyn Object) -> Result<(), ApiError> {
     let d = kind.descriptor();
-    if d.group.is_empty() && d.plural == "persistentvolumeclaims" {
-        check_expansion(api, kind, typed(new), typed(old)).await?;
+    match (d.group.as_str(), d.plural.as_str()) {
+        ("", "persistentvolumeclaims") => check_expansion(api, kind, typed(new), typed(old)).await,
+        ("", "pods") => {
+            tolerate_failing_nodes(typed_mut::<Pod>(new).spec.get_or_insert_default());
+            Ok(())
+        }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 pub(crate) fn delete(at: At<'_>) -> Result<(), ApiError> {
@@ -95,6 +99,10 @@ fn complete_pod(pod: &mut Pod) {
     spec.service_account = Some(account);
     spec.priority.get_or_insert(0);
     spec.preemption_policy.get_or_insert_with(|| "PreemptLowerPriority".into());
+    tolerate_failing_nodes(spec);
+}
+
+fn tolerate_failing_nodes(spec: &mut PodSpec) {
     let tolerations = spec.tolerations.get_or_insert_default();
     for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
         let covered = tolerations.iter().any(|t| {

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::At;
-use crate::error::ApiError;
+use crate::error::{ApiError, GroupKind};
 use crate::field::FieldError;
 use crate::http::Call;
 use crate::http::query::FieldValidation;
@@ -63,12 +63,17 @@ pub(crate) fn patched(
     validation: FieldValidation,
 ) -> Result<(Box<dyn Object>, Vec<String>), ApiError> {
     let shown = value.to_string();
-    let refused = |e: serde_json::Error| {
-        let error = FieldError::invalid("patch", shown, e.to_string());
-        ApiError::invalid(at.descriptor(), at.name, vec![error])
+    // What is wrong here is the patch, not yet an object with a kind and a name.
+    let refused = |why: String| {
+        let kind = GroupKind { group: String::new(), kind: String::new() };
+        ApiError::Invalid { kind, name: String::new(), errors: vec![FieldError::invalid("patch", &shown, why)] }
     };
-    let decoded = at.kind.decode(Source::Value(value), reporting(validation)).map_err(refused)?;
-    judge(at.kind, decoded, validation)
+    let decoded = at.kind.decode(Source::Value(value), reporting(validation)).map_err(|e| refused(e.to_string()))?;
+    let warnings = warnings(&decoded);
+    if validation == FieldValidation::Strict && !warnings.is_empty() {
+        return Err(refused(format!("strict decoding error: {}", warnings.join(", "))));
+    }
+    Ok((decoded.object, warnings))
 }
 
 fn reporting(validation: FieldValidation) -> Unknown {
@@ -81,8 +86,7 @@ fn judge(
     decoded: Decoded,
     validation: FieldValidation,
 ) -> Result<(Box<dyn Object>, Vec<String>), ApiError> {
-    let Decoded { object, unknown } = decoded;
-    let warnings: Vec<String> = unknown.into_iter().map(|path| format!("unknown field {path:?}")).collect();
+    let warnings = warnings(&decoded);
     if validation == FieldValidation::Strict && !warnings.is_empty() {
         let d = kind.descriptor();
         return Err(ApiError::BadRequest(format!(
@@ -92,7 +96,11 @@ fn judge(
             warnings.join(", ")
         )));
     }
-    Ok((object, warnings))
+    Ok((decoded.object, warnings))
+}
+
+fn warnings(decoded: &Decoded) -> Vec<String> {
+    decoded.unknown.iter().map(|path| format!("unknown field {path:?}")).collect()
 }
 
 fn unreadable(kind: &dyn Kind, error: &serde_json::Error) -> ApiError {

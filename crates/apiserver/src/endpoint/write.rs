@@ -125,10 +125,11 @@ pub(crate) async fn modify(
         let old = decode(at.kind, &entry)?;
         let mut new = change(&*old, &stored)?;
         check_identity(&at, origin, &*new, &*old, entry.modified)?;
-        shape(&at, part, &mut *new, &*old);
+        complete(&at, part, &mut *new, &*old);
         if part == Part::Main {
-            admission::update(api, at.kind, &*new, &*old).await?;
+            admission::update(api, at.kind, &mut *new, &*old).await?;
         }
+        restore(&at, part, &mut *new, &*old);
         check_valid(&at, part, &*new, &*old)?;
         if new.meta().deletion_timestamp.is_some() && is_free(at.kind, &*new) {
             if effect == Effect::DryRun {
@@ -213,17 +214,18 @@ fn check_identity(
     }
 }
 
-/// Brings the new object into the form that may be stored: server-owned metadata carried over, defaults filled,
-/// everything outside the part restored.
-fn shape(at: &At<'_>, part: Part, new: &mut dyn Object, old: &dyn Object) {
-    if part == Part::Whole {
-        new.meta_mut().resource_version = None;
-        return;
-    }
-    meta::carry_over(new.meta_mut(), old.meta());
+/// Carries over the metadata that is the server's own, and fills defaults.
+fn complete(at: &At<'_>, part: Part, new: &mut dyn Object, old: &dyn Object) {
     new.meta_mut().resource_version = None;
-    meta::normalise(new.meta_mut());
-    at.kind.default(new);
+    if part != Part::Whole {
+        meta::carry_over(new.meta_mut(), old.meta());
+        meta::normalise(new.meta_mut());
+        at.kind.default(new);
+    }
+}
+
+/// Puts back everything outside the part.
+fn restore(at: &At<'_>, part: Part, new: &mut dyn Object, old: &dyn Object) {
     match part {
         Part::Main => at.kind.prepare_update(new, old),
         Part::Status => at.kind.prepare_status(new, old, meta::now()),

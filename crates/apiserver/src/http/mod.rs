@@ -93,6 +93,9 @@ async fn answer(
         Route::OpenApiV2 => Ok(openapi::v2(accept)),
         Route::OpenApiV3 => Ok(openapi::v3_index(&api.kinds)),
         Route::OpenApiV3Document(path) => openapi::v3_document(&api.kinds, &path),
+        Route::Resource(target) if api.kinds.in_version(&target.group, &target.version).next().is_none() => {
+            Ok(page_not_found())
+        }
         Route::Resource(target) => {
             let (content_type, body) = as_json(header(CONTENT_TYPE), body)?;
             let call = Call {
@@ -106,10 +109,12 @@ async fn answer(
             };
             endpoint::dispatch(api, call, target).await
         }
-        Route::Health(_) | Route::Version | Route::Unknown => {
-            Ok(Reply::text(StatusCode::NOT_FOUND, "404 page not found\n"))
-        }
+        Route::Health(_) | Route::Version | Route::Unknown => Ok(page_not_found()),
     }
+}
+
+fn page_not_found() -> Reply {
+    Reply::text(StatusCode::NOT_FOUND, "404 page not found\n")
 }
 
 /// Bodies in other encodings are turned into JSON at the door, so that nothing behind it has to know of them.

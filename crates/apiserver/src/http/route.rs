@@ -58,16 +58,13 @@ fn resource(group: &str, version: &str, rest: &[&str]) -> Route {
         _ => (None, rest),
     };
     let [plural, path @ ..] = rest else { return Route::Unknown };
-    if path.len() > 2 {
-        return Route::Unknown;
-    }
     Route::Resource(Target {
         group: group.into(),
         version: version.into(),
         namespace,
         plural: (*plural).into(),
         name: path.first().map(|s| (*s).into()),
-        subresource: path.get(1).map(|s| (*s).into()),
+        subresource: path.get(1..).filter(|rest| !rest.is_empty()).map(|rest| rest.join("/")),
     })
 }
 

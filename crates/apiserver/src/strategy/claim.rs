@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
 };
 use serde_json::Value;
 
-use super::{canonical, check_access_modes, check_choice, check_storage, or_unset, short_access_modes};
+use super::{canonical, check_access_modes, check_choice, check_selector, check_storage, or_unset, short_access_modes};
 use crate::descriptor::Descriptor;
 use crate::field::FieldError;
 use crate::kind::Strategy;
@@ -164,6 +164,9 @@ pub(super) fn validate_spec(spec: &PersistentVolumeClaimSpec, errors: &mut Vec<F
         && let Err(why) = names::subdomain(class)
     {
         errors.push(FieldError::invalid("spec.storageClassName", class, why));
+    }
+    if let Some(selector) = &spec.selector {
+        check_selector("spec.selector", selector, errors);
     }
     if let Some(source) = &spec.data_source {
         check_source("spec.dataSource", source.api_group.as_deref(), &source.kind, &source.name, errors);

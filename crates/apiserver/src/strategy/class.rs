@@ -49,6 +49,10 @@ impl Strategy for Classes {
         if parameters.iter().map(|(k, v)| k.len() + v.len()).sum::<usize>() > PARAMETERS_BYTES {
             errors.push(FieldError::too_long("parameters", PARAMETERS_BYTES));
         }
+        let terms = class.allowed_topologies.as_deref().unwrap_or_default();
+        for i in (0..terms.len()).filter(|i| terms[..*i].contains(&terms[*i])) {
+            errors.push(FieldError::duplicate(format!("allowedTopologies[{i}].matchLabelExpressions"), ""));
+        }
         check_choice("reclaimPolicy", class.reclaim_policy.as_ref(), &["Delete", "Retain"], &mut errors);
         let modes = ["Immediate", "WaitForFirstConsumer"];
         check_choice("volumeBindingMode", class.volume_binding_mode.as_ref(), &modes, &mut errors);

@@ -22,10 +22,12 @@ use std::sync::Arc;
 
 use cleat_api::{Quantity, access};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Written;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::Value;
 
 use crate::field::FieldError;
 use crate::kind::{Erased, Kind};
+use crate::names;
 
 pub(crate) fn all() -> Vec<Arc<dyn Kind>> {
     vec![
@@ -100,6 +102,38 @@ fn short_access_modes(modes: Option<&Vec<String>>) -> String {
 fn check_choice(path: &str, value: Option<&String>, allowed: &[&str], errors: &mut Vec<FieldError>) {
     if let Some(value) = value.filter(|v| !allowed.contains(&v.as_str())) {
         errors.push(FieldError::not_supported(path, value, allowed));
+    }
+}
+
+fn check_selector(path: &str, selector: &LabelSelector, errors: &mut Vec<FieldError>) {
+    for (key, value) in selector.match_labels.iter().flatten() {
+        for checked in [names::qualified(key), names::label_value(value)] {
+            if let Err(why) = checked {
+                errors.push(FieldError::invalid(format!("{path}.matchLabels"), key, why));
+            }
+        }
+    }
+    for (i, expression) in selector.match_expressions.iter().flatten().enumerate() {
+        let path = format!("{path}.matchExpressions[{i}]");
+        let has_values = expression.values.as_ref().is_some_and(|v| !v.is_empty());
+        match (expression.operator.as_str(), has_values) {
+            ("In" | "NotIn", false) => {
+                let why = "must be specified when `operator` is 'In' or 'NotIn'";
+                errors.push(FieldError::required(format!("{path}.values"), why));
+            }
+            ("Exists" | "DoesNotExist", true) => {
+                let why = "may not be specified when `operator` is 'Exists' or 'DoesNotExist'";
+                errors.push(FieldError::forbidden(format!("{path}.values"), why));
+            }
+            ("In" | "NotIn" | "Exists" | "DoesNotExist", _) => {}
+            (other, _) => {
+                let why = "not a valid selector operator";
+                errors.push(FieldError::invalid(format!("{path}.operator"), other, why));
+            }
+        }
+        if let Err(why) = names::qualified(&expression.key) {
+            errors.push(FieldError::invalid(format!("{path}.key"), &expression.key, why));
+        }
     }
 }
 

@@ -29,6 +29,10 @@ pub(super) fn spec(spec: &PodSpec) -> Vec<FieldError> {
             check_container(&path, container, &volumes, &mut errors);
         }
     }
+    if let Some(seconds) = spec.active_deadline_seconds.filter(|s| !(1..=i64::from(i32::MAX)).contains(s)) {
+        let why = "must be between 1 and 2147483647, inclusive";
+        errors.push(FieldError::invalid("spec.activeDeadlineSeconds", seconds, why));
+    }
     let policies = ["Always", "OnFailure", "Never"];
     super::super::check_choice("spec.restartPolicy", spec.restart_policy.as_ref(), &policies, &mut errors);
     if let Some(node) = spec.node_name.as_deref().filter(|n| !n.is_empty())
@@ -102,10 +106,12 @@ fn check_volumes<'a>(volumes: &'a [Volume], errors: &mut Vec<FieldError>) -> BTr
         if volume.persistent_volume_claim.as_ref().is_some_and(|c| c.claim_name.is_empty()) {
             errors.push(FieldError::required(format!("{path}.persistentVolumeClaim.claimName"), ""));
         }
-        if let Some(csi) = &volume.csi
-            && let Err(why) = names::csi_driver(&csi.driver)
-        {
-            errors.push(FieldError::invalid(format!("{path}.csi.driver"), &csi.driver, why));
+        if let Some(csi) = &volume.csi {
+            match names::csi_driver(&csi.driver) {
+                _ if csi.driver.is_empty() => errors.push(FieldError::required(format!("{path}.csi.driver"), "")),
+                Ok(()) => {}
+                Err(why) => errors.push(FieldError::invalid(format!("{path}.csi.driver"), &csi.driver, why)),
+            }
         }
         if let Some(ephemeral) = &volume.ephemeral
             && ephemeral.volume_claim_template.is_none()
@@ -120,16 +126,22 @@ pub(super) fn update(new: &Pod, old: &Pod) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let new = new.spec.clone().unwrap_or_default();
     let old = old.spec.clone().unwrap_or_default();
+    if new.containers.len() != old.containers.len() {
+        let why = "pod updates may not add or remove containers";
+        return vec![FieldError::forbidden("spec.containers", why)];
+    }
     let mut allowed = old.clone();
     copy_images(&mut allowed.containers, &new.containers);
     if let (Some(allowed), Some(new)) = (&mut allowed.init_containers, &new.init_containers) {
         copy_images(allowed, new);
     }
     match (new.active_deadline_seconds, old.active_deadline_seconds) {
-        (Some(wanted), before) if wanted >= 0 && before.is_none_or(|b| wanted <= b) => {
-            allowed.active_deadline_seconds = new.active_deadline_seconds;
+        (Some(wanted), Some(before)) if wanted > before => {
+            let why = "must be less than or equal to previous value";
+            return vec![FieldError::invalid("spec.activeDeadlineSeconds", wanted, why)];
         }
-        _ => {}
+        (Some(wanted), _) => allowed.active_deadline_seconds = Some(wanted),
+        (None, _) => {}
     }
     let tolerated = new.tolerations.as_deref().unwrap_or_default();
     if old.tolerations.iter().flatten().all(|t| tolerated.contains(t)) {
