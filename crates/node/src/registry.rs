@@ -43,6 +43,12 @@ pub(crate) async fn enter(agent: &Shared, driver: &Announced) -> Result<(), Regi
     update_csi_node(agent, &node, &driver.name, Some(driver)).await
 }
 
+/// Makes the CSINode, without any driver yet, or replaces one that describes an earlier machine of this name.
+pub(crate) async fn prepare(agent: &Shared, node: &Node) -> Result<(), RegistryError> {
+    let _turn = agent.registry.lock().await;
+    update_csi_node(agent, node, "", None).await
+}
+
 /// Topology labels stay: other drivers may share them, and volumes on this node depend on them.
 pub(crate) async fn leave(agent: &Shared, name: &str) -> Result<(), RegistryError> {
     let _turn = agent.registry.lock().await;
@@ -115,7 +121,6 @@ async fn update_csi_node(
     for _ in 0..MOST_RACES {
         let found: Option<CSINode> = write::live(&agent.client, &key).await?;
         let written = match found {
-            None if driver.is_none() => return Ok(()),
             None => write::create(&agent.client, &csi_node(node, driver)).await,
             // It describes an earlier machine of this name.
             Some(old) if !is_owned_by(&old, node) => {

@@ -19,7 +19,7 @@ use tracing::{debug, info, warn};
 
 use crate::agent::{Shared, TurnError};
 use crate::layout::VolumeId;
-use crate::registry;
+use crate::registry::{self, RegistryError};
 
 const LEASE_NAMESPACE: &str = "kube-node-lease";
 const LEASE_SECONDS: i32 = 40;
@@ -29,7 +29,7 @@ const KUBELET_VERSION: &str = concat!("v1.37.0-cleat.", env!("CARGO_PKG_VERSION"
 
 /// Makes the Node object if there is none, and brings labels and annotation up to date. The first status write of a run carries
 /// what is in use, with everything that was found on disk.
-pub(crate) async fn register(agent: &Shared) -> Result<(), WriteError> {
+pub(crate) async fn register(agent: &Shared) -> Result<(), RegistryError> {
     let key = Key::cluster(&agent.name);
     let labels = BTreeMap::from([
         (label::HOSTNAME.to_owned(), agent.name.clone()),
@@ -60,7 +60,8 @@ pub(crate) async fn register(agent: &Shared) -> Result<(), WriteError> {
         }
     };
     let status = first_status(agent, &node).await;
-    send(agent, Some(&node), status).await
+    send(agent, Some(&node), status).await?;
+    registry::prepare(agent, &node).await
 }
 
 fn includes(has: Option<&BTreeMap<String, String>>, wants: &BTreeMap<String, String>) -> bool {

@@ -168,14 +168,47 @@ async fn what_cannot_be_mounted_is_told_and_what_can_be_is_mounted() {
     rig.api.until("only the other kind of volume is left", |api| condition(api, "p").1 == "UnsupportedVolume").await;
     let told = condition(&rig.api, "p").2;
     assert!(told.contains("emptyDir") && !told.contains("v-data"), "{told}");
-    // Touched after the mount, and no write to the server tells of it.
+    // No write to the server tells when the mount is there.
     let target = rig.target("p", "data");
-    while !cleat_host::mount::is_mount_point(&target).unwrap() {
-        tokio::task::yield_now().await;
-    }
+    let mounted = async {
+        while !cleat_host::mount::is_mount_point(&target).unwrap() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(20), mounted).await.unwrap();
     rig.delete("p");
     rig.until_gone("p").await;
     assert!(rig.mounts().iter().all(|(_, t)| *t != target));
+}
+
+fn registered(api: &api::Api) -> bool {
+    let node = api.get("nodes", "", NODE).unwrap_or_default();
+    let ids = json!({ block::NAME: NODE }).to_string();
+    let id = node["metadata"]["annotations"]["csi.volume.kubernetes.io/nodeid"] == ids.as_str();
+    let csi_node = api.get("csinodes", "", NODE).unwrap_or_default();
+    let owned = csi_node["metadata"]["ownerReferences"][0]["uid"] == node["metadata"]["uid"];
+    id && owned && csi_node["spec"]["drivers"][0]["name"] == block::NAME
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_driver_is_entered_and_leaves_with_its_socket() {
+    let mut rig = Rig::new().await;
+    rig.start();
+    rig.announce().await;
+    rig.api.until("the driver is registered", registered).await;
+
+    rig.api.remove("nodes", "", NODE);
+    rig.api.until("a deleted Node comes back with its drivers", registered).await;
+
+    std::fs::remove_file(rig.root().join("plugins_registry/block-reg.sock")).unwrap();
+    let left = |api: &api::Api| {
+        let drivers = api.get("csinodes", "", NODE).unwrap_or_default()["spec"]["drivers"].clone();
+        let annotations = api.get("nodes", "", NODE).unwrap_or_default()["metadata"]["annotations"].clone();
+        drivers == json!([]) && annotations.get("csi.volume.kubernetes.io/nodeid").is_none()
+    };
+    rig.api.until("the driver left", left).await;
+    rig.announce().await;
+    rig.api.until("the driver is back", registered).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -184,7 +217,7 @@ async fn nothing_is_written_when_nothing_changes() {
     let handle = rig.volume("data").await;
     rig.start();
     rig.announce().await;
-    rig.api.until("the driver is registered", |api| api.get("csinodes", "", NODE).is_some()).await;
+    rig.api.until("the driver is registered", registered).await;
     rig.api.put("pods", rig.pod("p", &["data"]));
     rig.attach(&handle).await;
     rig.until_mounted("p").await;
