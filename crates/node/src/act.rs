@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use cleat_api::Key;
 use cleat_api::key::Meta as _;
@@ -17,13 +16,10 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 
 use crate::actual::{Effect, Origin};
-use crate::agent::Shared;
+use crate::agent::{FILES, Shared};
 use crate::desired::Wanted;
 use crate::layout::{Layout, Place, PublishedData, VolumeData, VolumeId, make_dir};
 use crate::plugin::csi::{Context, Driver, PodInfo};
-
-/// A local file system that needs longer for a directory is in trouble.
-const FILES: Duration = Duration::from_secs(30);
 
 /// Staging or publishing failed.
 #[derive(Debug, thiserror::Error)]

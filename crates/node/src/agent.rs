@@ -379,6 +379,7 @@ impl Shared {
         let (old, new) = match change {
             Change::Applied { old, new } => (old.as_ref().map(|n| attached(n)).unwrap_or_default(), attached(new)),
             Change::Deleted(last) => {
+                self.state.lock().forget_reports();
                 self.wake_node();
                 (attached(last), BTreeSet::new())
             }

@@ -184,6 +184,11 @@ impl State {
         self.reported.contains(&id.unique_name())
     }
 
+    /// The Node is gone, and with it all that was acknowledged.
+    pub(crate) fn forget_reports(&mut self) {
+        self.reported.clear();
+    }
+
     /// All volumes in use, for a report about to be sent. From now on only those count as reported: a volume that comes back
     /// after it was left out needs a new acknowledgement.
     pub(crate) fn begin_report(&mut self) -> Vec<VolumeId> {

@@ -134,6 +134,17 @@ fn a_volume_that_comes_back_needs_a_new_acknowledgement() {
 }
 
 #[test]
+fn a_node_that_was_deleted_has_acknowledged_nothing() {
+    let mut state = State::default();
+    state.set_pod(running("a"), NODE);
+    let acknowledged = BTreeSet::from([id("h").unique_name()]);
+    state.end_report(&acknowledged);
+    state.forget_reports();
+    assert!(!state.is_reported(&id("h")));
+    assert_eq!(state.end_report(&acknowledged), [id("h")], "the new acknowledgement wakes it");
+}
+
+#[test]
 fn an_error_is_told_until_something_else_is_the_matter() {
     let mut state = State::default();
     state.set_pod(running("a"), NODE);
