@@ -6,7 +6,7 @@ use cleat_drivers::block;
 use serde_json::json;
 
 use crate::api::Api;
-use crate::rig::{NODE, Rig, condition, in_use, record};
+use crate::rig::{NODE, Rig, condition, eventually, in_use, record};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_gets_its_volume_and_gives_it_back() {
@@ -165,12 +165,7 @@ async fn what_cannot_be_mounted_is_told_and_what_can_be_is_mounted() {
     assert!(told.contains("emptyDir") && !told.contains("v-data"), "{told}");
     // No write to the server tells when the mount is there.
     let target = rig.target("p", "data");
-    let mounted = async {
-        while !cleat_host::mount::is_mount_point(&target).unwrap() {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(std::time::Duration::from_secs(20), mounted).await.unwrap();
+    eventually(|| cleat_host::mount::is_mount_point(&target).unwrap()).await;
     rig.delete("p");
     rig.until_gone("p").await;
     assert!(rig.mounts().iter().all(|(_, t)| *t != target));

@@ -272,6 +272,16 @@ pub(crate) fn record(target: &Path) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
+/// Waits for something that no write to the server tells of.
+pub(crate) async fn eventually(holds: impl Fn() -> bool) {
+    let held = async {
+        while !holds() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), held).await.unwrap();
+}
+
 struct Plugin(PluginInfo);
 
 #[tonic::async_trait]
