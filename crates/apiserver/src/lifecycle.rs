@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::DeleteOptions;
 
 use crate::api::Api;
 use crate::endpoint::At;
-use crate::endpoint::delete::remove;
+use crate::endpoint::delete::{Outcome, remove};
 use crate::endpoint::write::{Origin, Part, modify};
 use crate::error::ApiError;
 use crate::http::query::Effect;
@@ -108,8 +108,8 @@ async fn delete_content(api: &Api, namespace: &str) -> Result<usize, ApiError> {
             let name = entry.key.rsplit('/').next().unwrap_or_default();
             let at = At { kind: &**kind, namespace: Some(namespace), name };
             match remove(api, at, &options, Effect::Write).await {
-                Ok(crate::endpoint::delete::Outcome::Waiting(_)) => left += 1,
-                Ok(crate::endpoint::delete::Outcome::Removed(_)) | Err(ApiError::NotFound { .. }) => {}
+                Ok(Outcome::Waiting(_)) => left += 1,
+                Ok(Outcome::Removed(_)) | Err(ApiError::NotFound { .. }) => {}
                 Err(error) => return Err(error),
             }
         }

@@ -79,7 +79,7 @@ pub(crate) fn generated_name(base: &str) -> String {
     }
     let random = uuid::Uuid::new_v4().as_u128();
     let letters = GENERATED_LETTERS.len() as u128;
-    // The low bits of a UUID are random apart from the variant, which lies above the 25 bits used here.
+    // The low 62 bits of such a UUID are random; five letters need 24.
     let suffix =
         (0..GENERATED_LENGTH as u32).map(|i| GENERATED_LETTERS[(random / letters.pow(i) % letters) as usize] as char);
     base[..end].chars().chain(suffix).collect()

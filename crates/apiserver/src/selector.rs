@@ -97,20 +97,18 @@ impl Selector {
 fn parse_fields(kind: &dyn Kind, text: &str) -> Result<Vec<(String, Test)>, ApiError> {
     let mut tests = Vec::new();
     for term in split_unescaped(text) {
-        let (field, test): (_, fn(Vec<String>) -> Test) = match find_operator(&term) {
-            Some((at, operator)) => (at, if operator == "!=" { Test::NotIn } else { Test::In }),
-            None => return Err(ApiError::BadRequest(format!("invalid selector: '{term}'; can't understand it"))),
-        };
-        let operator = find_operator(&term).map_or(0, |(_, o)| o.len());
-        let name = &term[..field];
-        let value = unescape(&term[field + operator..]);
+        let (at, operator) = find_operator(&term)
+            .ok_or_else(|| ApiError::BadRequest(format!("invalid selector: '{term}'; can't understand it")))?;
+        let name = &term[..at];
+        let value = vec![unescape(&term[at + operator.len()..])];
+        let test = if operator == "!=" { Test::NotIn(value) } else { Test::In(value) };
         let known = name == "metadata.name"
             || (name == "metadata.namespace" && kind.descriptor().plural != "nodes")
             || kind.fields().contains(&name);
         if !known {
             return Err(ApiError::BadRequest(format!("field label not supported: {name}")));
         }
-        tests.push((name.to_owned(), test(vec![value])));
+        tests.push((name.to_owned(), test));
     }
     Ok(tests)
 }

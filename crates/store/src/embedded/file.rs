@@ -53,7 +53,8 @@ pub(super) fn open(path: &Path) -> Result<(Database, Loaded), OpenError> {
         Ok(found) if found.len() == 0 => {
             return Err(OpenError::Corrupt { path: path.into(), what: "the file is empty".into() });
         }
-        Ok(_) => {}
+        // A start that was cut short after placing the file leaves its other name behind.
+        Ok(_) => drop(fs::remove_file(beside(path))),
         Err(e) if e.kind() == io::ErrorKind::NotFound => make(path)?,
         Err(e) => return Err(OpenError::Io { step: "find", path: path.into(), source: Box::new(e) }),
     }
@@ -62,12 +63,23 @@ pub(super) fn open(path: &Path) -> Result<(Database, Loaded), OpenError> {
     Ok((database, loaded))
 }
 
+fn beside(path: &Path) -> PathBuf {
+    PathBuf::from(format!("{}.new", path.display()))
+}
+
 /// Makes a complete file beside the path and links it into place, so that a file of that name is never half made: an
 /// empty or partial one is damage, and is refused instead of being started afresh.
 fn make(path: &Path) -> Result<(), OpenError> {
     let io = |step, e: io::Error| OpenError::Io { step, path: path.into(), source: Box::new(e) };
-    let new = PathBuf::from(format!("{}.new", path.display()));
-    let fresh = Database::builder().create(&new).map_err(|e| database_error(&new, "create", e))?;
+    let new = beside(path);
+    let fresh = match Database::builder().create(&new) {
+        Err(DatabaseError::DatabaseAlreadyOpen) => return Err(OpenError::Locked { path: path.into() }),
+        // Left half made by a start that was cut short; nothing was ever stored in it.
+        Err(_) if new.exists() => fs::remove_file(&new)
+            .map_err(|e| io("clear the way for", e))
+            .and_then(|()| Database::builder().create(&new).map_err(|e| database_error(&new, "create", e)))?,
+        made => made.map_err(|e| database_error(&new, "create", e))?,
+    };
     let fill = || -> Result<(), redb::Error> {
         let write = fresh.begin_write()?;
         write.open_table(OBJECTS)?;
@@ -149,6 +161,14 @@ fn storage_error(path: &Path, step: &'static str, error: StorageError) -> OpenEr
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_first_start_that_was_cut_short_is_repeated() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("store.redb.new"), b"half made").unwrap();
+        let (_, loaded) = open(&dir.path().join("store.redb")).unwrap();
+        assert_eq!((loaded.revision, loaded.objects.len()), (1, 0));
+    }
 
     #[test]
     fn refuses_an_unknown_format() {
