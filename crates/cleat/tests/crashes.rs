@@ -9,6 +9,7 @@ use support::stack::{Stack, claim, pod};
 
 /// The points of each component, as its module documents them. A point that is never reached fails the test.
 const STACK: &[&str] = &[
+    "store:committed",
     "bind:provisioner-named",
     "provision:volume-created",
     "provision:volume-recorded",
@@ -76,11 +77,10 @@ fn round_trip(point: &str) {
     let applied = |s: &Stack, yaml: &str| s.try_kubectl(&["apply", "-f", "-"], Some(yaml)).status.success();
     let holds =
         |s: &Stack, arguments: &[&str]| s.try_kubectl(&[arguments, &["--timeout=60s"]].concat(), None).status.success();
-    let bound = ["wait", "pvc/c", "--for=jsonpath={.status.phase}=Bound"];
     let mounted = "--for=condition=cleat.dev/VolumesMounted";
 
     step("claim", &|s| applied(s, &claim("c")));
-    step("bound", &|s| holds(s, &bound));
+    step("bound", &|s| s.try_wait_field("pvc/c", "{.status.phase}", "Bound"));
     step("first pod", &|s| applied(s, &pod("first", "node-1", "c")));
     step("mounted", &|s| holds(s, &["wait", "pod/first", mounted]));
     step("written", &|s| {
@@ -99,7 +99,7 @@ fn round_trip(point: &str) {
     });
     step("second deleted", &|s| holds(s, &["delete", "pod/second", "--ignore-not-found"]));
     step("claim deleted", &|s| holds(s, &["delete", "pvc/c", "--ignore-not-found"]));
-    step("volume gone", &|s| holds(s, &["wait", "pv", "--all", "--for=delete"]));
+    step("volume gone", &|s| s.try_wait_no_volumes());
     assert!(machine.scratch("crashed").exists(), "{point} was never reached");
     machine.assert_nothing_left();
 }
@@ -128,7 +128,7 @@ fn a_restart_does_not_disturb_what_is_mounted() {
     stack.delete("pod/p");
     stack.delete("pod/q");
     stack.delete("pvc/c");
-    stack.wait(&format!("pv/{volume}"), "delete");
+    stack.wait_no_volumes();
     machine.assert_nothing_left();
 }
 
@@ -148,7 +148,7 @@ fn a_clean_stop_ends_the_drivers_and_leaves_the_mounts() {
     assert!(drivers_of(&machine) > 0, "the count above can see drivers");
     stack.delete("pod/p");
     stack.delete("pvc/c");
-    stack.kubectl(&["wait", "pv", "--all", "--for=delete", "--timeout=60s"]);
+    stack.wait_no_volumes();
     machine.assert_nothing_left();
 }
 

@@ -33,7 +33,7 @@ fn the_examples_become_a_mounted_directory_and_go_without_a_trace() {
 
     stack.delete(&format!("pod/{pod_name}"));
     stack.delete(&format!("pvc/{claim_name}"));
-    stack.wait(&format!("pv/{volume}"), "delete");
+    stack.wait_no_volumes();
     assert_eq!(stack.names("volumeattachments"), [] as [&str; 0]);
     machine.assert_nothing_left();
     assert!(stack.stop().success());
@@ -53,7 +53,7 @@ fn a_file_written_on_one_node_is_read_on_the_other() {
     assert_eq!(fs::read_to_string(stack.mount("second", "node-2", &volume).join("f")).unwrap(), "kept");
     stack.delete("pod/second");
     stack.delete("pvc/c");
-    stack.wait(&format!("pv/{volume}"), "delete");
+    stack.wait_no_volumes();
     machine.assert_nothing_left();
 }
 
@@ -76,7 +76,7 @@ fn two_pods_on_one_node_share_one_stage() {
     assert_eq!((staged(), published()), (1, 1));
     stack.delete("pod/b");
     stack.delete("pvc/c");
-    stack.wait(&format!("pv/{volume}"), "delete");
+    stack.wait_no_volumes();
     machine.assert_nothing_left();
 }
 
@@ -116,7 +116,7 @@ fn an_existing_volume_is_bound_by_name_and_keeps_its_data() {
     let handle = stack.field(&format!("pv/{volume}"), "{.spec.csi.volumeHandle}");
     stack.delete("pod/p");
     stack.delete("pvc/old");
-    stack.wait(&format!("pv/{volume}"), "jsonpath={.status.phase}=Released");
+    stack.wait_field(&format!("pv/{volume}"), "{.status.phase}", "Released");
     stack.delete(&format!("pv/{volume}"));
     assert!(!machine.pool_files().is_empty(), "Retain keeps the image");
 
@@ -132,7 +132,7 @@ fn an_existing_volume_is_bound_by_name_and_keeps_its_data() {
     assert_eq!(fs::read_to_string(stack.mount("q", "node-1", "by-hand").join("f")).unwrap(), "survivor");
     stack.delete("pod/q");
     stack.delete("pvc/new");
-    stack.wait("pv/by-hand", "delete");
+    stack.wait_no_volumes();
     machine.assert_nothing_left();
 }
 
@@ -147,8 +147,7 @@ fn a_claim_in_use_outlives_its_deletion_until_the_pod_is_gone() {
     assert!(!stack.field("pvc/c", "{.metadata.deletionTimestamp}").is_empty());
     assert_eq!(stack.field("pvc/c", "{.status.phase}"), "Bound");
     stack.delete("pod/p");
-    stack.wait("pvc/c", "delete");
-    stack.wait(&format!("pv/{volume}"), "delete");
+    stack.wait_no_volumes();
     machine.assert_nothing_left();
 }
 

@@ -5,11 +5,13 @@ use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use super::Machine;
 
 /// How long a single wait may take; far more than anything needs.
 const PATIENCE: &str = "--timeout=60s";
+const REQUEST_PATIENCE: &str = "--request-timeout=60s";
 
 pub(crate) struct Stack<'m> {
     machine: &'m Machine,
@@ -44,8 +46,16 @@ impl<'m> Stack<'m> {
         self.process.as_ref().unwrap().id()
     }
 
+    /// Whether the stack has died. A process whose sockets have just closed may take a moment to be seen as dead.
     pub(crate) fn is_dead(&mut self) -> bool {
-        self.process.as_mut().unwrap().try_wait().unwrap().is_some()
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while Instant::now() < deadline {
+            if self.process.as_mut().unwrap().try_wait().unwrap().is_some() {
+                return true;
+            }
+            std::thread::yield_now();
+        }
+        false
     }
 
     /// SIGKILL; the drivers die with it.
@@ -64,10 +74,7 @@ impl<'m> Stack<'m> {
     }
 
     pub(crate) fn try_kubectl(&self, arguments: &[&str], input: Option<&str>) -> Output {
-        let mut command = Command::new("kubectl");
-        command.arg("--kubeconfig").arg(self.machine.data().join("kubeconfig")).args(arguments);
-        // Discovery must not be remembered from another test's server on the same port.
-        command.arg("--cache-dir").arg(self.machine.scratch("kubectl"));
+        let mut command = self.command(arguments);
         if let Some(text) = input {
             let file = self.machine.scratch("input.yaml");
             fs::write(&file, text).unwrap();
@@ -76,6 +83,14 @@ impl<'m> Stack<'m> {
             command.stdin(Stdio::null());
         }
         command.output().expect("kubectl is needed: apt-get install kubernetes-client, or ./scripts/setup")
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("kubectl");
+        command.arg("--kubeconfig").arg(self.machine.data().join("kubeconfig")).args(arguments);
+        // Discovery must not be remembered from another test's server on the same port.
+        command.arg("--cache-dir").arg(self.machine.scratch("kubectl"));
+        command
     }
 
     /// Runs kubectl and returns what it prints.
@@ -91,8 +106,24 @@ impl<'m> Stack<'m> {
         self.kubectl(&["wait", what, &format!("--for={condition}"), PATIENCE]);
     }
 
+    /// Waits until a field has a value; false if the server goes away first.
+    pub(crate) fn try_wait_field(&self, what: &str, path: &str, value: &str) -> bool {
+        let form = format!("jsonpath={path}{{\"\\n\"}}");
+        let mut watch = self.command(&["get", what, "--watch", "-o", &form, REQUEST_PATIENCE]);
+        let mut watch = watch.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+        let found = lines.any(|line| line.is_ok_and(|line| line == value));
+        let _ = watch.kill();
+        let _ = watch.wait();
+        found
+    }
+
+    pub(crate) fn wait_field(&self, what: &str, path: &str, value: &str) {
+        assert!(self.try_wait_field(what, path, value), "{what}: {path} did not become {value}");
+    }
+
     pub(crate) fn wait_bound(&self, claim: &str) -> String {
-        self.wait(&format!("pvc/{claim}"), "jsonpath={.status.phase}=Bound");
+        self.wait_field(&format!("pvc/{claim}"), "{.status.phase}", "Bound");
         self.field(&format!("pvc/{claim}"), "{.spec.volumeName}")
     }
 
@@ -106,6 +137,23 @@ impl<'m> Stack<'m> {
 
     pub(crate) fn field(&self, what: &str, path: &str) -> String {
         self.kubectl(&["get", what, "-o", &format!("jsonpath={path}")])
+    }
+
+    /// Waits until no PersistentVolume is left; false if one stays or the server goes away.
+    pub(crate) fn try_wait_no_volumes(&self) -> bool {
+        let names = || {
+            let output = self.try_kubectl(&["get", "pv", "-o", "name"], None);
+            output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
+        };
+        for volume in names().unwrap_or_default().lines() {
+            // One that is gone already is an error to some versions of kubectl; the look afterwards decides.
+            self.try_kubectl(&["wait", volume, "--for=delete", PATIENCE], None);
+        }
+        names().is_some_and(|left| left.is_empty())
+    }
+
+    pub(crate) fn wait_no_volumes(&self) {
+        assert!(self.try_wait_no_volumes(), "volumes are left: {:?}", self.names("pv"));
     }
 
     /// Names of all objects of a kind.

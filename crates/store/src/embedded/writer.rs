@@ -51,7 +51,7 @@ fn write(database: &Database, shared: &Shared, batch: Vec<Request>) {
     let outcome = if events.is_empty() { Ok(()) } else { commit(database, &events) };
     match outcome {
         Ok(()) => {
-            cleat_crash::point("store.committed");
+            cleat_crash::point("store:committed");
             if !events.is_empty() {
                 shared.publish(events);
             }
