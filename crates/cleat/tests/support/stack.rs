@@ -108,8 +108,11 @@ impl<'m> Stack<'m> {
 
     /// Waits until a field has a value; false if the server goes away first.
     pub(crate) fn try_wait_field(&self, what: &str, path: &str, value: &str) -> bool {
+        let (kind, name) = what.split_once('/').unwrap();
         let form = format!("jsonpath={path}{{\"\\n\"}}");
-        let mut watch = self.command(&["get", what, "--watch", "-o", &form, REQUEST_PATIENCE]);
+        // By selector: of a single object kubectl drops the first event of its watch, which may be the one waited for.
+        let selector = format!("--field-selector=metadata.name={name}");
+        let mut watch = self.command(&["get", kind, &selector, "--watch", "-o", &form, REQUEST_PATIENCE]);
         let mut watch = watch.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
         let found = lines.any(|line| line.is_ok_and(|line| line == value));
