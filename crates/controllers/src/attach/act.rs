@@ -41,6 +41,7 @@ impl Attacher {
             },
             status: None,
         };
+        self.observed.asked_for(attachment.metadata.name.as_deref().unwrap_or_default());
         match write::create(&self.context.client, &attachment).await {
             Ok(made) => {
                 info!(volume, node, "attachment requested");
