@@ -141,7 +141,11 @@ impl Observed {
         };
         let mut attachments = self.attachments_of(unique);
         attachments.sort_by_key(|a| (a.metadata.creation_timestamp.clone(), a.metadata.name.clone()));
-        let attached = attachments.iter().map(|a| Attached { node: a.spec.node_name.clone(), state: state(a) });
+        let attached = attachments.iter().map(|a| Attached {
+            node: a.spec.node_name.clone(),
+            state: state(a),
+            error: a.status.as_ref().and_then(|s| s.attach_error.as_ref()?.message.clone()),
+        });
         Some(VolumeSeen {
             unique: unique.to_owned(),
             many_nodes: volumes.iter().all(shared),
