@@ -139,6 +139,34 @@ pub fn set_capacity(device: &LoopDevice) -> Result<(), LoopError> {
     ioctl_value(&opened, sys::LOOP_SET_CAPACITY, 0).map(drop).map_err(|e| device.error("resize", e))
 }
 
+/// How many requests the device takes at once: the share of the disk below that it can claim.
+pub fn set_queue_depth(device: &LoopDevice, requests: u32) -> Result<(), LoopError> {
+    let path = PathBuf::from(format!("/sys/block/loop{}/queue/nr_requests", device.number));
+    let current = std::fs::read_to_string(&path).unwrap_or_default();
+    if current.trim().parse() == Ok(requests) {
+        return Ok(());
+    }
+    std::fs::write(&path, requests.to_string()).map_err(|source| LoopError::Control {
+        what: "limit the requests of",
+        node: device.path.clone(),
+        source,
+    })
+}
+
+/// Devices whose backing file lies in `directory`, with that file's path as the kernel shows it; a removed file's ends in
+/// ` (deleted)`.
+pub fn attached_below(directory: &Path) -> Result<Vec<(LoopDevice, PathBuf)>, LoopError> {
+    let mut found = Vec::new();
+    for (number, file) in attached()? {
+        if Path::new(&file).starts_with(directory)
+            && let Some(device) = inspect(number)?
+        {
+            found.push((device, PathBuf::from(file)));
+        }
+    }
+    Ok(found)
+}
+
 impl LoopDevice {
     fn error(&self, what: &'static str, errno: Errno) -> LoopError {
         LoopError::Control { what, node: self.path.clone(), source: errno.into() }
