@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use linux_raw_sys::loop_device as sys;
 use rustix::fs::{FileType, FlockOperation, Mode, flock, makedev, mknodat};
@@ -21,6 +21,8 @@ const LOOP_MAJOR: u32 = 7;
 const CONTROL: &str = "/dev/loop-control";
 /// Each lost race means that another caller won a device, so this many losses in a row mean something else.
 const MOST_RACES: u32 = 512;
+/// How long a detachment may be put off before it is taken for done: it will be, once the device is closed.
+const DETACH_PATIENCE: Duration = Duration::from_millis(500);
 
 /// A file attached as a block device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,10 +129,23 @@ pub fn detach(device: &LoopDevice) -> Result<(), LoopError> {
         Ok(_) | Err(Errno::NXIO) => return Ok(()),
         Err(e) => return Err(device.error("inspect", e)),
     }
+    let shown = backing_file(device.number);
     match ioctl_value(&opened, sys::LOOP_CLR_FD, 0) {
-        Ok(_) | Err(Errno::NXIO) => Ok(()),
-        Err(e) => Err(device.error("detach", e)),
+        Ok(_) | Err(Errno::NXIO) => {}
+        Err(e) => return Err(device.error("detach", e)),
     }
+    drop(opened);
+    // While somebody else has the device open, if only to look at it, the kernel puts the detachment off until they close it.
+    let until = Instant::now() + DETACH_PATIENCE;
+    while shown.is_some() && backing_file(device.number) == shown && Instant::now() < until {
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    Ok(())
+}
+
+/// What /sys says is attached; nothing while nothing is.
+fn backing_file(number: u32) -> Option<Vec<u8>> {
+    std::fs::read(format!("/sys/block/loop{number}/loop/backing_file")).ok()
 }
 
 /// Makes the device as large as its file has become.

@@ -18,13 +18,8 @@ const DIRECTORY: &str = "CLEAT_TEST_DRIVER";
 async fn child() {
     let Some(directory) = std::env::var_os(DIRECTORY) else { return };
     let directory = Path::new(&directory);
-    let config = Config {
-        endpoint: cleat_csi::Endpoint::unix(directory.join("child.sock")),
-        pool: directory.join("pool"),
-        node_id: "a".to_owned(),
-        controller: true,
-        node: true,
-    };
+    let endpoint = cleat_csi::Endpoint::unix(directory.join("child.sock"));
+    let config = Config::new(endpoint, directory.join("pool"), "a");
     block::run(config, tokio_util::sync::CancellationToken::new()).await.unwrap();
 }
 

@@ -64,13 +64,7 @@ impl Rig {
     }
 
     pub(crate) fn config(&self, node: &str) -> Config {
-        Config {
-            endpoint: Endpoint::unix(self.path(&format!("{node}.sock"))),
-            pool: self.path("pool"),
-            node_id: node.to_owned(),
-            controller: true,
-            node: true,
-        }
+        Config::new(Endpoint::unix(self.path(&format!("{node}.sock"))), self.path("pool"), node)
     }
 
     /// Controller and node in one, as the node `node`, beside the other nodes of the same pool.
