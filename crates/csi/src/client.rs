@@ -28,6 +28,10 @@ impl Client {
         Client { transport: self.transport.with_deadline(deadline) }
     }
 
+    pub(crate) fn transport(&self) -> &Transport {
+        &self.transport
+    }
+
     pub fn endpoint(&self) -> &Endpoint {
         self.transport.endpoint()
     }

@@ -3,14 +3,14 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, SeekFrom, copy_file_range, fallocate, ioctl_ficlone, seek};
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, ioctl_ficlone, seek};
 use rustix::io::Errno;
 
-/// What one system call copies at most, so that a copy can be interrupted by a signal to the process.
-const CHUNK: u64 = 64 << 20;
+/// What is read and written at once.
+const CHUNK: u64 = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
@@ -48,7 +48,7 @@ pub fn clone(from: &Path, to: &Path) -> Result<bool, CopyError> {
     }
 }
 
-/// Makes `to` a copy of `from`, holes and all, durable when it returns.
+/// Makes `to` a copy of `from` with blocks of its own, holes and all, durable when it returns.
 pub fn sparse(from: &Path, to: &Path) -> Result<(), CopyError> {
     let error =
         |step| move |errno: Errno| CopyError::Copy { from: from.into(), to: to.into(), step, source: errno.into() };
@@ -56,6 +56,7 @@ pub fn sparse(from: &Path, to: &Path) -> Result<(), CopyError> {
     let (source, target) = open(from, to)?;
     let size = source.metadata().map_err(other("inspect"))?.len();
     target.set_len(size).map_err(other("size"))?;
+    let mut buffer = vec![0; CHUNK as usize];
     let mut at = 0;
     while at < size {
         let start = match seek(&source, SeekFrom::Data(at)) {
@@ -65,17 +66,14 @@ pub fn sparse(from: &Path, to: &Path) -> Result<(), CopyError> {
             Err(errno) => return Err(error("find data")(errno)),
         };
         let end = seek(&source, SeekFrom::Hole(start)).map_err(error("find the end of data"))?.min(size);
-        let (mut read, mut write) = (start, start);
-        while read < end {
-            let length = (end - read).min(CHUNK) as usize;
-            match copy_file_range(&source, Some(&mut read), &target, Some(&mut write), length) {
-                // Cut shorter by somebody else in the meantime.
-                Ok(0) => return Err(error("copy")(Errno::IO)),
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return Err(error("copy")(errno)),
-            }
+        at = start;
+        while at < end {
+            let length = (end - at).min(CHUNK) as usize;
+            // Not copy_file_range: it shares the blocks where it can, and callers who want that call clone.
+            source.read_exact_at(&mut buffer[..length], at).map_err(other("read"))?;
+            target.write_all_at(&buffer[..length], at).map_err(other("write"))?;
+            at += length as u64;
         }
-        at = end;
     }
     target.sync_all().map_err(other("sync"))
 }

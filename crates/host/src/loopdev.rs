@@ -19,6 +19,7 @@ use crate::mount::last_errno;
 
 const LOOP_MAJOR: u32 = 7;
 const CONTROL: &str = "/dev/loop-control";
+const SECTOR: u32 = 512;
 /// Each lost race means that another caller won a device, so this many losses in a row mean something else.
 const MOST_RACES: u32 = 512;
 /// How long a detachment may be put off before it is taken for done: it will be, once the device is closed.
@@ -236,6 +237,9 @@ fn configuration(file: &Path, backing: &File, access: Access) -> sys::loop_confi
     // SAFETY: loop_config is a C struct of integers and integer arrays, for which all zeroes is a valid value.
     let mut config: sys::loop_config = unsafe { std::mem::zeroed() };
     config.fd = backing.as_raw_fd() as u32;
+    // Left to itself the kernel takes what direct I/O to the file needs, and that grows from 512 to 4096 once the file shares
+    // blocks with another: a file system made before would not mount any more.
+    config.block_size = SECTOR;
     config.info.lo_flags = sys::LO_FLAGS_DIRECT_IO as u32;
     if access.read_only() {
         config.info.lo_flags |= sys::LO_FLAGS_READ_ONLY as u32;

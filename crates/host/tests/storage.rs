@@ -135,6 +135,11 @@ fn a_clone_shares_blocks_until_one_side_writes() {
     assert!(same(&from, &to));
     let after = statfs(&disk.at).unwrap().available_bytes;
     assert!(before - after < 10 * MIB, "{before} then {after}");
+    // A device over such a file keeps its sectors, or what is on it would not mount any more.
+    let device = loopdev::attach(&to, Access::ReadWrite).unwrap();
+    let sectors = fs::read_to_string(format!("/sys/block/loop{}/queue/logical_block_size", device.number)).unwrap();
+    assert_eq!(sectors.trim(), "512");
+    loopdev::detach(&device).unwrap();
     fs::write(&from, "other").unwrap();
     assert_eq!(fs::metadata(&to).unwrap().len(), 100 << 20);
 

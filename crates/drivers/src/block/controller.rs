@@ -47,10 +47,6 @@ impl Service {
             accessible_topology: self.reach.topology().into_iter().collect(),
         }
     }
-
-    fn snapshot(&self, id: String, record: &SnapshotRecord) -> v1::Snapshot {
-        snapshot_message(id, record, self.reach.topology().as_slice())
-    }
 }
 
 #[tonic::async_trait]
@@ -327,7 +323,7 @@ impl Controller for Service {
             .worker
             .alone("snapshot", &format!("snapshot {name}"), move |pools| snapshot::create(pools, &name, &source))
             .await?;
-        Ok(Response::new(v1::CreateSnapshotResponse { snapshot: Some(self.snapshot(id, &record)) }))
+        Ok(Response::new(v1::CreateSnapshotResponse { snapshot: Some(snapshot_message(id, &record)) }))
     }
 
     async fn delete_snapshot(
@@ -354,7 +350,7 @@ impl Controller for Service {
                 found.map(|record| (id.clone(), record)).ok_or(Failure::NoSnapshot(id))
             })
             .await?;
-        Ok(Response::new(v1::GetSnapshotResponse { snapshot: Some(self.snapshot(id, &record)) }))
+        Ok(Response::new(v1::GetSnapshotResponse { snapshot: Some(snapshot_message(id, &record)) }))
     }
 
     async fn list_snapshots(
@@ -387,7 +383,7 @@ impl Controller for Service {
             })
             .await?;
         let entry = |(id, record): (String, SnapshotRecord)| v1::list_snapshots_response::Entry {
-            snapshot: Some(self.snapshot(id, &record)),
+            snapshot: Some(snapshot_message(id, &record)),
         };
         let entries = found.into_iter().map(entry).collect();
         Ok(Response::new(v1::ListSnapshotsResponse { entries, next_token }))
@@ -485,7 +481,7 @@ fn content_source(source: &Source) -> v1::VolumeContentSource {
     v1::VolumeContentSource { r#type: Some(r#type) }
 }
 
-pub(crate) fn snapshot_message(id: String, record: &SnapshotRecord, places: &[v1::Topology]) -> v1::Snapshot {
+pub(crate) fn snapshot_message(id: String, record: &SnapshotRecord) -> v1::Snapshot {
     v1::Snapshot {
         size_bytes: signed(record.size),
         snapshot_id: id,
@@ -493,7 +489,9 @@ pub(crate) fn snapshot_message(id: String, record: &SnapshotRecord, places: &[v1
         creation_time: Some(timestamp(record.created)),
         ready_to_use: record.state == SnapshotState::Ready,
         group_snapshot_id: record.group.clone().unwrap_or_default(),
-        accessible_topology: places.to_vec(),
+        // Optional, and csi-sanity takes every topology that it did not build itself for a wrong one. A restore that
+        // wants to be elsewhere is refused by CreateVolume.
+        accessible_topology: Vec::new(),
     }
 }
 

@@ -163,7 +163,7 @@ fn message(pools: &Pools, id: String, group: &GroupRecord) -> Result<v1::VolumeG
     for outer in group.members.values() {
         let (pool, inner) = pools.of(outer)?;
         if let Some(record) = pool.snapshots.read::<SnapshotRecord>(inner)? {
-            snapshots.push(snapshot_message(outer.clone(), &record, &[]));
+            snapshots.push(snapshot_message(outer.clone(), &record));
         }
     }
     let creation_time = Some(timestamp(group.created));

@@ -17,6 +17,9 @@ use super::{
 
 const SEPARATOR: char = ':';
 
+/// A pool and what classes call it; the driver's own has no name.
+type Named = (Option<String>, Arc<Pool>);
+
 pub(crate) struct Pools {
     own: Arc<Pool>,
     below: PathBuf,
@@ -79,7 +82,7 @@ impl Pools {
     }
 
     /// All of them, the driver's own first.
-    pub(crate) fn all(&self) -> Result<Vec<(Option<String>, Arc<Pool>)>, Failure> {
+    pub(crate) fn all(&self) -> Result<Vec<Named>, Failure> {
         let mut all = vec![(None, Arc::clone(&self.own))];
         let mut names: Vec<String> = std::fs::read_dir(&self.below)
             .into_iter()
