@@ -22,6 +22,7 @@ mod openapi;
 mod patch;
 mod pki;
 mod render;
+mod schema;
 mod selector;
 mod serve;
 mod strategy;
