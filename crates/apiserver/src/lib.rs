@@ -16,6 +16,7 @@ mod http;
 mod kind;
 mod kubeconfig;
 mod lifecycle;
+mod managed;
 mod meta;
 mod names;
 mod openapi;
@@ -26,6 +27,7 @@ mod schema;
 mod selector;
 mod serve;
 mod strategy;
+mod strict;
 mod table;
 
 use std::convert::Infallible;

@@ -11,7 +11,7 @@ pub(crate) mod route;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{ACCEPT, CONTENT_TYPE};
+use http::header::{ACCEPT, CONTENT_TYPE, USER_AGENT};
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use tokio_util::sync::CancellationToken;
@@ -31,6 +31,8 @@ pub(crate) struct Call {
     pub(crate) query: Query,
     pub(crate) accept: Option<String>,
     pub(crate) content_type: Option<String>,
+    /// Who the client says it is.
+    pub(crate) agent: String,
     pub(crate) body: Bytes,
     /// Ends streams when the connection's server stops.
     pub(crate) closing: CancellationToken,
@@ -101,6 +103,7 @@ async fn answer(
                 query: Query::parse(parts.uri.query()),
                 accept: accept.map(Into::into),
                 content_type,
+                agent: header(USER_AGENT).unwrap_or(&caller.name).to_owned(),
                 method: parts.method,
                 body,
                 closing,

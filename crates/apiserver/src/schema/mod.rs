@@ -111,6 +111,10 @@ impl Schema {
         &UNKNOWN
     }
 
+    pub(crate) fn is_known(&self) -> bool {
+        !self.types.is_empty()
+    }
+
     pub(crate) fn root(&self) -> At<'_> {
         At { schema: self, of: self.types.first().unwrap_or(&UNTYPED) }
     }
@@ -134,9 +138,7 @@ impl<'a> At<'a> {
     /// The type of a member of an object: declared, or what the object holds beside. `None` if it may not be there.
     pub(crate) fn member(&self, name: &str) -> Option<At<'a>> {
         match self.of {
-            Type::Struct { others, .. } => {
-                self.declared(name).map(|f| f.of).or(*others).map(|id| self.id(id))
-            }
+            Type::Struct { others, .. } => self.declared(name).map(|f| f.of).or(*others).map(|id| self.id(id)),
             Type::Map { element, .. } => Some(self.id(*element)),
             Type::Untyped { atomic } => Some(self.untyped(*atomic)),
             Type::Scalar(_) | Type::List { .. } => None,
@@ -171,6 +173,11 @@ impl<'a> At<'a> {
             Type::Struct { atomic, .. } | Type::Map { atomic, .. } | Type::Untyped { atomic } => *atomic,
             Type::Scalar(_) | Type::List { .. } => true,
         }
+    }
+
+    /// Is this the type of objects whose fields are all declared?
+    pub(crate) fn is_object(&self) -> bool {
+        matches!(self.of, Type::Struct { .. } | Type::Map { .. })
     }
 
     pub(crate) fn relation(&self) -> &'a Relation {
