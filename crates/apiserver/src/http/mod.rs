@@ -91,9 +91,9 @@ async fn answer(
         Route::Groups => Ok(discovery::groups(&api.kinds, accept)),
         Route::Group(group) => discovery::group(&api.kinds, &group),
         Route::Resources { group, version } => discovery::resources(&api.kinds, &group, &version),
-        Route::OpenApiV2 => Ok(openapi::v2(accept)),
+        Route::OpenApiV2 => Ok(openapi::v2(&api.kinds, openapi::Asked::of(&parts))),
         Route::OpenApiV3 => Ok(openapi::v3_index(&api.kinds)),
-        Route::OpenApiV3Document(path) => openapi::v3_document(&api.kinds, &path),
+        Route::OpenApiV3Document(path) => openapi::v3_document(&api.kinds, &path, openapi::Asked::of(&parts)),
         Route::Resource(target) if api.kinds.in_version(&target.group, &target.version).next().is_none() => {
             Ok(page_not_found())
         }

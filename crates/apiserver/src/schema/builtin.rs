@@ -30,6 +30,12 @@ impl Definitions {
         T::schema_name().into_owned()
     }
 
+    /// A description that comes from elsewhere: a custom resource's. It may refer to types that were added.
+    #[allow(dead_code, reason = "custom resources use it")]
+    pub(crate) fn put(&mut self, name: &str, description: Value) {
+        self.generator.definitions_mut().insert(name.to_owned(), description);
+    }
+
     pub(crate) fn finish(mut self) -> Map<String, Value> {
         let mut all: Map<String, Value> = self.generator.take_definitions(false).into_iter().collect();
         for (name, definition) in &mut all {
