@@ -198,3 +198,120 @@ pub(super) fn is_embedded(type_name: &str, field: &str) -> bool {
 pub(super) fn default(type_name: &str, field: &str) -> Option<&'static str> {
     DEFAULTS.iter().find(|(t, f, _)| *t == type_name && *f == field).map(|(_, _, value)| *value)
 }
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::DeepMerge;
+    use serde::Serialize;
+    use serde::de::DeserializeOwned;
+
+    use super::super::{At, Relation, Scalar, Schema, Type};
+    use super::*;
+
+    /// Two values of a type that share nothing a list could tell them apart by.
+    fn values(at: At<'_>, depth: usize) -> Option<[Value; 2]> {
+        Some(match at.of {
+            Type::Scalar(Scalar::Text) => [json!("2001-01-01T00:00:00.000000Z"), json!("2002-01-01T00:00:00.000000Z")],
+            Type::Scalar(Scalar::Integer | Scalar::Number | Scalar::IntOrText) => [json!(1), json!(2)],
+            Type::Scalar(Scalar::Flag) => [json!(true), json!(false)],
+            Type::Struct { fields, .. } if depth > 0 => {
+                let mut two = [json!({}), json!({})];
+                for field in fields {
+                    let of = at.id(field.of);
+                    if matches!(of.of, Type::Scalar(_))
+                        && let Some([a, b]) = values(of, depth - 1)
+                    {
+                        two[0][&*field.name] = a;
+                        two[1][&*field.name] = b;
+                    }
+                }
+                two
+            }
+            _ => return None,
+        })
+    }
+
+    /// Merges two objects that differ in one list; does the list grow, as the table says?
+    fn check<T: DeepMerge + Serialize + DeserializeOwned>(
+        at: At<'_>,
+        path: &mut Vec<String>,
+        wrap: &dyn Fn(Value) -> Value,
+        checked: &mut Vec<String>,
+    ) {
+        if path.len() > 7 {
+            return;
+        }
+        let Type::Struct { fields, .. } = at.of else { return };
+        for field in fields {
+            let name = field.name.to_string();
+            let wrapped = |value: Value| wrap(json!({ &name: value }));
+            let of = at.id(field.of);
+            path.push(name.clone());
+            let pointer = format!("/{}", path.join("/"));
+            match of.of {
+                Type::List { .. } => {
+                    if let Some([a, b]) = values(of.element(), 1) {
+                        let typed = |v: &Value| serde_json::from_value::<T>(wrapped(json!([v])));
+                        if let (Ok(mut one), Ok(two)) = (typed(&a), typed(&b)) {
+                            one.merge_from(two);
+                            let merged = serde_json::to_value(&one).unwrap();
+                            let grown = merged.pointer(&pointer).unwrap().as_array().unwrap().len() == 2;
+                            // The real lists are atomic; these types patch or merge them all the same.
+                            let patched = field.patch != super::super::PatchRule::Plain;
+                            let expected = *of.relation() != Relation::Atomic || patched;
+                            let exception = pointer.ends_with("/volumeClaimTemplates");
+                            assert!(exception || grown == expected, "{pointer}: {:?}", of.relation());
+                            checked.push(pointer);
+                        }
+                    }
+                    // Inside a list that is replaced whole nothing is merged.
+                    if *of.relation() != Relation::Atomic {
+                        path.push("0".into());
+                        check::<T>(of.element(), path, &|v| wrapped(json!([v])), checked);
+                        path.pop();
+                    }
+                }
+                Type::Struct { .. } => check::<T>(of, path, &wrapped, checked),
+                _ => {}
+            }
+            path.pop();
+        }
+    }
+
+    #[test]
+    fn the_table_agrees_with_how_the_types_merge_themselves() {
+        use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet};
+        use k8s_openapi::api::batch::v1::Job;
+        use k8s_openapi::api::core::v1::{
+            Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount,
+        };
+        use k8s_openapi::api::rbac::v1::{ClusterRole, RoleBinding};
+        use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, StorageClass, VolumeAttachment};
+        let mut checked = Vec::new();
+        macro_rules! check_all {
+            ($($kind:ty),*) => {$(
+                check::<$kind>(Schema::of::<$kind>().root(), &mut Vec::new(), &|v| v, &mut checked);
+            )*};
+        }
+        check_all!(
+            Pod,
+            Node,
+            Namespace,
+            PersistentVolume,
+            PersistentVolumeClaim,
+            ServiceAccount,
+            CSIDriver,
+            CSINode,
+            StorageClass,
+            VolumeAttachment,
+            Deployment,
+            DaemonSet,
+            ReplicaSet,
+            StatefulSet,
+            Job,
+            ClusterRole,
+            RoleBinding
+        );
+        assert!(checked.len() > 300, "{}", checked.len());
+    }
+}
