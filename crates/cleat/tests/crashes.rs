@@ -82,8 +82,7 @@ fn round_trip(point: &str) {
         panic!("{point}: step {name:?} does not succeed");
     };
     let applied = |s: &Stack, yaml: &str| s.try_kubectl(&["apply", "-f", "-"], Some(yaml)).status.success();
-    let holds =
-        |s: &Stack, arguments: &[&str]| s.try_kubectl(&[arguments, &["--timeout=60s"]].concat(), None).status.success();
+    let holds = |s: &Stack, arguments: &[&str]| s.kubectl_while_alive(&[arguments, &["--timeout=60s"]].concat());
     let mounted = "--for=condition=cleat.dev/VolumesMounted";
 
     step("claim", &|s| applied(s, &claim("c")));

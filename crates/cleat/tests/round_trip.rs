@@ -9,7 +9,8 @@ use support::Machine;
 use support::stack::{Stack, claim, pod};
 
 fn example(name: &str) -> String {
-    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(name)).unwrap()
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(name))
+        .expect("the examples are part of the repository")
 }
 
 /// The example as a user applies it: no node named, so the pod goes to the only one.
