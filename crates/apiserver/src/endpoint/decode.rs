@@ -42,10 +42,14 @@ pub(crate) fn body(
         FieldValidation::Warn | FieldValidation::Strict if !schema.is_known() => Unknown::Report,
         _ => Unknown::Ignore,
     };
-    let decoded = kind.decode(Source::Bytes(&call.body), unknown).map_err(|e| unreadable(kind, &e))?;
+    let decoded = kind.decode(Source::Bytes(&call.body), unknown).map_err(|e| unreadable(kind, e))?;
+    let findings = strict::of_text(schema, &call.body);
+    if let Some(fault) = findings.fault {
+        return Err(unreadable(kind, fault));
+    }
     let mut found = match validation {
         FieldValidation::Ignore => Vec::new(),
-        FieldValidation::Warn | FieldValidation::Strict => strict::complaints(schema, &call.body),
+        FieldValidation::Warn | FieldValidation::Strict => findings.complaints,
     };
     found.extend(decoded.unknown.iter().map(|path| format!("unknown field {path:?}")));
     judge(kind, decoded.object, found, validation)
@@ -53,7 +57,7 @@ pub(crate) fn body(
 
 fn check_type(kind: &dyn Kind, body: &[u8]) -> Result<(), ApiError> {
     let d = kind.descriptor();
-    let found: TypeMeta = serde_json::from_slice(body).map_err(|e| unreadable(kind, &e))?;
+    let found: TypeMeta = serde_json::from_slice(body).map_err(|e| unreadable(kind, e))?;
     let version = d.api_version();
     if let Some(sent) = found.api_version.filter(|v| !v.is_empty() && *v != version) {
         return Err(ApiError::BadRequest(format!(
@@ -73,7 +77,7 @@ fn check_type(kind: &dyn Kind, body: &[u8]) -> Result<(), ApiError> {
 pub(crate) fn repeated(patch: &[u8], validation: FieldValidation) -> Vec<String> {
     match validation {
         FieldValidation::Ignore => Vec::new(),
-        FieldValidation::Warn | FieldValidation::Strict => strict::complaints(Schema::unknown(), patch),
+        FieldValidation::Warn | FieldValidation::Strict => strict::of_text(Schema::unknown(), patch).complaints,
     }
 }
 
@@ -91,6 +95,9 @@ pub(crate) fn patched(
         ApiError::Invalid { kind, name: String::new(), errors: vec![FieldError::invalid("patch", shown, why)] }
     };
     let shown = value.to_string();
+    if let Some(fault) = strict::of_value(at.kind.schema(), &value).fault {
+        return Err(refused(&shown, fault));
+    }
     let unknown = if validation == FieldValidation::Ignore { Unknown::Ignore } else { Unknown::Report };
     let decoded = at.kind.decode(Source::Value(value), unknown).map_err(|e| refused(&shown, e.to_string()))?;
     let blamed = if decoded.unknown.is_empty() { String::from_utf8_lossy(patch) } else { shown.into() };
@@ -121,7 +128,7 @@ fn judge(
     Ok((object, warnings))
 }
 
-fn unreadable(kind: &dyn Kind, error: &serde_json::Error) -> ApiError {
+fn unreadable(kind: &dyn Kind, error: impl std::fmt::Display) -> ApiError {
     let d = kind.descriptor();
     ApiError::BadRequest(format!("{0} in version {1:?} cannot be handled as a {0}: {error}", d.kind, d.version))
 }

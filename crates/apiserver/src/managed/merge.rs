@@ -122,8 +122,8 @@ pub(super) fn check(at: At<'_>, value: &Value, path: &str) -> Result<(), String>
     let wrong = |wanted: &str| Err(format!("{path}: expected {wanted}, got {value}"));
     match (at.of, value) {
         (_, Value::Null) | (Type::Untyped { .. }, _) => Ok(()),
-        (Type::Scalar(Scalar::Text), Value::String(_)) => Ok(()),
-        (Type::Scalar(Scalar::Text), _) => wrong("string"),
+        (Type::Scalar(Scalar::Text | Scalar::MicroTime), Value::String(_)) => Ok(()),
+        (Type::Scalar(Scalar::Text | Scalar::MicroTime), _) => wrong("string"),
         (Type::Scalar(Scalar::Flag), Value::Bool(_)) => Ok(()),
         (Type::Scalar(Scalar::Flag), _) => wrong("boolean"),
         (Type::Scalar(Scalar::Integer | Scalar::Number), Value::Number(_)) => Ok(()),

@@ -155,7 +155,7 @@ fn canonical(step: &str) -> Option<Box<str>> {
     let (kind, rest) = step.split_once(':')?;
     match kind {
         "f" => Some(step.into()),
-        "k" => serde_json::from_str::<Map<String, Value>>(rest).ok().map(|keys| keyed(keys)),
+        "k" => serde_json::from_str::<Map<String, Value>>(rest).ok().map(keyed),
         "v" => serde_json::from_str::<Value>(rest).ok().map(|value| valued(&value)),
         "i" => rest.parse::<usize>().ok().map(|_| step.into()),
         _ => None,

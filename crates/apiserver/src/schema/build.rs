@@ -88,6 +88,10 @@ impl Builder {
         }
         let id = self.reserve();
         self.named.insert(name.to_owned(), id);
+        if name.ends_with(".meta.v1.MicroTime") {
+            self.types[id as usize] = Type::Scalar(Scalar::MicroTime);
+            return id;
+        }
         self.fill(id, &definition, Author::Builtin)
     }
 

@@ -211,7 +211,9 @@ mod tests {
     /// Two values of a type that share nothing a list could tell them apart by.
     fn values(at: At<'_>, depth: usize) -> Option<[Value; 2]> {
         Some(match at.of {
-            Type::Scalar(Scalar::Text) => [json!("2001-01-01T00:00:00.000000Z"), json!("2002-01-01T00:00:00.000000Z")],
+            Type::Scalar(Scalar::Text | Scalar::MicroTime) => {
+                [json!("2001-01-01T00:00:00.000000Z"), json!("2002-01-01T00:00:00.000000Z")]
+            }
             Type::Scalar(Scalar::Integer | Scalar::Number | Scalar::IntOrText) => [json!(1), json!(2)],
             Type::Scalar(Scalar::Flag) => [json!(true), json!(false)],
             Type::Struct { fields, .. } if depth > 0 => {

@@ -49,6 +49,8 @@ pub(crate) enum Scalar {
     Flag,
     /// A number or a string: ports, percentages, quantities.
     IntOrText,
+    /// A time with exactly six digits after the second.
+    MicroTime,
 }
 
 /// How the elements of a list are told apart.
