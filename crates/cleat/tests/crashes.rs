@@ -1,5 +1,7 @@
 //! The round trip with the stack killed at every boundary between two effects, and started again.
 
+#![allow(clippy::unwrap_used, reason = "a test ends where its steps fail")]
+
 mod support;
 
 use std::fs;
