@@ -7,6 +7,7 @@ mod protobuf;
 pub(crate) mod query;
 pub(crate) mod reply;
 pub(crate) mod route;
+mod warning;
 
 use std::sync::Arc;
 

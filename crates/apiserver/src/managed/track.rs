@@ -31,7 +31,10 @@ impl<'a> Tracker<'a> {
         };
         let ignored = match part {
             Part::Main if d.has_status => FieldSet::of(&[&["status"]]),
-            Part::Status if d.plural == "volumeattachments" => FieldSet::of(&[&["spec"], &["metadata"]]),
+            // These reset the metadata, too.
+            Part::Status if d.plural == "volumeattachments" || !kind.merges_strategically() => {
+                FieldSet::of(&[&["spec"], &["metadata"]])
+            }
             Part::Status => FieldSet::of(&[&["spec"]]),
             Part::Main | Part::Finalize | Part::Whole => FieldSet::default(),
         };
