@@ -31,10 +31,7 @@ impl<'a> Tracker<'a> {
         };
         let ignored = match part {
             Part::Main if d.has_status => FieldSet::of(&[&["status"]]),
-            // These reset the metadata, too.
-            Part::Status if d.plural == "volumeattachments" || !kind.merges_strategically() => {
-                FieldSet::of(&[&["spec"], &["metadata"]])
-            }
+            Part::Status if d.plural == "volumeattachments" => FieldSet::of(&[&["spec"], &["metadata"]]),
             Part::Status => FieldSet::of(&[&["spec"]]),
             Part::Main | Part::Finalize | Part::Whole => FieldSet::default(),
         };
