@@ -4,11 +4,13 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
+use std::sync::OnceLock;
 
 use bytes::Bytes;
 use jiff::Timestamp;
 use k8s_openapi::Metadata;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserializer, Serialize};
 use serde_json::Value;
@@ -17,6 +19,8 @@ use serde_json::value::RawValue;
 use crate::descriptor::Descriptor;
 use crate::field::FieldError;
 use crate::meta::NameRule;
+use crate::schema::Schema;
+use crate::schema::builtin::Definitions;
 use crate::table::Column;
 
 /// The behaviour of one kind where it differs from the common rules. Every method is pure.
@@ -80,12 +84,20 @@ pub(crate) trait Strategy: Send + Sync + 'static {
 
 /// What the type of a kind has to be able to do.
 pub(crate) trait Typed:
-    Metadata<Ty = ObjectMeta> + Serialize + DeserializeOwned + Clone + PartialEq + Send + Sync + 'static
+    Metadata<Ty = ObjectMeta> + JsonSchema + Serialize + DeserializeOwned + Clone + PartialEq + Send + Sync + 'static
 {
 }
 
 impl<T> Typed for T where
-    T: Metadata<Ty = ObjectMeta> + Serialize + DeserializeOwned + Clone + PartialEq + Send + Sync + 'static
+    T: Metadata<Ty = ObjectMeta>
+        + JsonSchema
+        + Serialize
+        + DeserializeOwned
+        + Clone
+        + PartialEq
+        + Send
+        + Sync
+        + 'static
 {
 }
 
@@ -96,6 +108,10 @@ pub(crate) trait Object: Any + Send + Sync {
     fn copy(&self) -> Box<dyn Object>;
     /// The canonical bytes. They hold whatever resourceVersion the metadata holds; clear it before storing.
     fn encode(&self) -> Bytes;
+    /// The same as a value.
+    fn to_value(&self) -> Value {
+        serde_json::from_slice(&self.encode()).unwrap_or_default()
+    }
 }
 
 impl<T: Typed> Object for T {
@@ -114,6 +130,10 @@ impl<T: Typed> Object for T {
     fn encode(&self) -> Bytes {
         // Maps in the types are ordered and have string keys, so encoding is deterministic and cannot fail.
         metadata_first(serde_json::to_vec(self).expect("API types encode")).into()
+    }
+
+    fn to_value(&self) -> Value {
+        serde_json::to_value(self).expect("API types encode")
     }
 }
 
@@ -176,16 +196,30 @@ pub(crate) trait Kind: Send + Sync {
     fn columns(&self) -> &'static [Column];
     fn cells(&self, object: &dyn Object, now: Timestamp) -> Vec<Value>;
     fn row_conditions(&self, object: &dyn Object) -> Option<Value>;
+    /// How objects of the kind are built and joined.
+    fn schema(&self) -> &Schema {
+        Schema::unknown()
+    }
+    /// Does the kind say how to merge its lists? Custom resources do not.
+    fn merges_strategically(&self) -> bool {
+        false
+    }
+    /// Adds the kind's description for OpenAPI and returns its name there, if it has one.
+    fn describe(&self, _definitions: &mut Definitions) -> Option<String> {
+        None
+    }
 }
 
 pub(crate) struct Erased<S> {
     descriptor: Descriptor,
+    /// Built when first needed.
+    schema: OnceLock<Schema>,
     strategy: PhantomData<fn() -> S>,
 }
 
 impl<S: Strategy> Erased<S> {
     pub(crate) fn new() -> Self {
-        Self { descriptor: S::descriptor(), strategy: PhantomData }
+        Self { descriptor: S::descriptor(), schema: OnceLock::new(), strategy: PhantomData }
     }
 }
 
@@ -271,6 +305,18 @@ impl<S: Strategy> Kind for Erased<S> {
 
     fn row_conditions(&self, object: &dyn Object) -> Option<Value> {
         S::row_conditions(typed(object))
+    }
+
+    fn schema(&self) -> &Schema {
+        self.schema.get_or_init(Schema::of::<S::Object>)
+    }
+
+    fn merges_strategically(&self) -> bool {
+        true
+    }
+
+    fn describe(&self, definitions: &mut Definitions) -> Option<String> {
+        Some(definitions.add::<S::Object>())
     }
 }
 

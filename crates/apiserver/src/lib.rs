@@ -16,15 +16,18 @@ mod http;
 mod kind;
 mod kubeconfig;
 mod lifecycle;
+mod managed;
 mod meta;
 mod names;
 mod openapi;
 mod patch;
 mod pki;
 mod render;
+mod schema;
 mod selector;
 mod serve;
 mod strategy;
+mod strict;
 mod table;
 
 use std::convert::Infallible;
