@@ -27,6 +27,7 @@ pub(crate) async fn create(api: &Api, kind: &dyn Kind, object: &mut dyn Object) 
             protect(object, finalizer::PVC_PROTECTION);
         }
         ("", "persistentvolumes") => protect(object, finalizer::PV_PROTECTION),
+        ("storage.k8s.io", "volumeattributesclasses") => protect(object, finalizer::VAC_PROTECTION),
         ("", "pods") => complete_pod(typed_mut(object)),
         _ => {}
     }

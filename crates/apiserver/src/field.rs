@@ -46,6 +46,12 @@ impl FieldError {
         Self::new(field, Problem::NotSupported(shown(value)), sorted.join(", "))
     }
 
+    /// As `not_supported`, where clients know the choices in this order.
+    pub(crate) fn not_supported_of(field: impl Into<String>, value: &str, supported: &[&str]) -> Self {
+        let quoted: Vec<_> = supported.iter().map(|s| format!("\"{s}\"")).collect();
+        Self::new(field, Problem::NotSupported(shown(value)), quoted.join(", "))
+    }
+
     pub(crate) fn forbidden(field: impl Into<String>, detail: impl Into<String>) -> Self {
         Self::new(field, Problem::Forbidden, detail)
     }

@@ -48,6 +48,11 @@ pub(crate) trait Strategy: Send + Sync + 'static {
         Vec::new()
     }
 
+    /// What only a new object has to meet.
+    fn validate_new(_object: &Self::Object) -> Vec<FieldError> {
+        Vec::new()
+    }
+
     fn validate_update(_new: &Self::Object, _old: &Self::Object) -> Vec<FieldError> {
         Vec::new()
     }
@@ -176,6 +181,7 @@ pub(crate) trait Kind: Send + Sync {
     fn prepare_update(&self, new: &mut dyn Object, old: &dyn Object);
     fn prepare_status(&self, new: &mut dyn Object, old: &dyn Object, now: Timestamp);
     fn validate(&self, object: &dyn Object) -> Vec<FieldError>;
+    fn validate_new(&self, object: &dyn Object) -> Vec<FieldError>;
     fn validate_update(&self, new: &dyn Object, old: &dyn Object) -> Vec<FieldError>;
     fn validate_status(&self, new: &dyn Object, old: &dyn Object) -> Vec<FieldError>;
     fn is_held(&self, object: &dyn Object) -> bool;
@@ -279,6 +285,10 @@ impl<S: Strategy> Kind for Erased<S> {
 
     fn validate(&self, object: &dyn Object) -> Vec<FieldError> {
         S::validate(typed(object))
+    }
+
+    fn validate_new(&self, object: &dyn Object) -> Vec<FieldError> {
+        S::validate_new(typed(object))
     }
 
     fn validate_update(&self, new: &dyn Object, old: &dyn Object) -> Vec<FieldError> {

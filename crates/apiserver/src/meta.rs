@@ -132,6 +132,10 @@ pub(crate) fn validate(meta: &ObjectMeta, rule: NameRule) -> Vec<FieldError> {
                 errors.push(FieldError::invalid(format!("{path}.{part}"), value, format!("{part} must not be empty")));
             }
         }
+        if owner.api_version == "v1" && owner.kind == "Event" {
+            let why = "/v1, Kind=Event is disallowed from being an owner";
+            errors.push(FieldError::invalid(path, owner, why));
+        }
         controllers += i32::from(owner.controller == Some(true));
     }
     if controllers > 1 {

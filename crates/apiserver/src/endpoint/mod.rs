@@ -6,6 +6,7 @@ mod decode;
 pub(crate) mod delete;
 mod list;
 mod read;
+mod scale;
 mod update;
 mod watch;
 pub(crate) mod write;
@@ -64,6 +65,7 @@ pub(crate) async fn dispatch(api: &Arc<Api>, call: Call, target: Target) -> Resu
     match target.subresource.as_deref() {
         None => object(api, &call, at).await,
         Some("status") if d.has_status => status(api, &call, at).await,
+        Some("scale") if let Some(paths) = &d.scale => scale::scale(api, &call, at, paths).await,
         Some("binding") if d.plural == "pods" && d.group.is_empty() => match call.method {
             Method::POST => binding::bind(api, &call, at).await,
             _ => Err(ApiError::MethodNotAllowed),

@@ -53,18 +53,21 @@ pub(crate) async fn insert(
     kind.default(&mut *object);
     admission::create(api, kind, &mut *object).await?;
     meta::stamp_created(object.meta_mut(), now);
-    kind.prepare_create(&mut *object, now);
-    meta::normalise(object.meta_mut());
     let base = object.meta().generate_name.clone().filter(|_| object.meta().name.is_none());
+    let named = object;
     let mut attempt = 0;
     loop {
         attempt += 1;
+        let mut object = named.copy();
         if let Some(base) = &base {
             object.meta_mut().name = Some(meta::generated_name(base));
         }
+        kind.prepare_create(&mut *object, now);
+        meta::normalise(object.meta_mut());
         let name = object.meta().name.clone().unwrap_or_default();
         let mut errors = meta::validate(object.meta(), kind.name_rule());
         errors.extend(kind.validate(&*object));
+        errors.extend(kind.validate_new(&*object));
         if !errors.is_empty() {
             return Err(ApiError::invalid(d, &name, errors));
         }

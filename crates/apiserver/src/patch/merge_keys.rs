@@ -54,7 +54,18 @@ const CONTAINER: &[(&str, ListRule)] = &[
     ("volumeDevices", ListRule::By("devicePath")),
 ];
 
+/// Kinds that hold the template of a pod.
+const TEMPLATED: [&str; 5] = ["DaemonSet", "Deployment", "Job", "ReplicaSet", "StatefulSet"];
+
 pub(super) fn rule(kind: &str, path: &str) -> ListRule {
+    if TEMPLATED.contains(&kind)
+        && let Some(inside) = path.strip_prefix("spec.template.")
+    {
+        return rule("Pod", inside);
+    }
+    if TEMPLATED.contains(&kind) && path == "status.conditions" {
+        return ListRule::By("type");
+    }
     let container = |path: &str| {
         let (parent, field) = path.rsplit_once('.')?;
         let in_pod = ["spec.containers", "spec.initContainers", "spec.ephemeralContainers"].contains(&parent);

@@ -70,13 +70,17 @@ impl Patch {
         render::object(&mut bytes, descriptor, stored);
         let mut value: Value = serde_json::from_slice(&bytes)
             .map_err(|e| ApiError::Internal(format!("a stored object cannot be read: {e}")))?;
-        match self {
-            Self::Json(patch) => {
-                json_patch::patch(&mut value, patch).map_err(|_| ApiError::PatchRejected)?;
-            }
-            Self::Merge(patch) => json_patch::merge(&mut value, patch),
-            Self::Strategic(patch) => strategic::merge(&descriptor.kind, &mut value, patch)?,
-        }
+        self.merge(&descriptor.kind, &mut value)?;
         Ok(value)
+    }
+
+    /// Applies the patch to an object of the kind.
+    pub(crate) fn merge(&self, kind: &str, value: &mut Value) -> Result<(), ApiError> {
+        match self {
+            Self::Json(patch) => json_patch::patch(value, patch).map_err(|_| ApiError::PatchRejected)?,
+            Self::Merge(patch) => json_patch::merge(value, patch),
+            Self::Strategic(patch) => strategic::merge(kind, value, patch)?,
+        }
+        Ok(())
     }
 }
