@@ -10,7 +10,12 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 const WRITERS: usize = 64;
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
+async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    // In a task, as components run; the main thread would add a hop between threads to every write.
+    tokio::spawn(measure()).await?
+}
+
+async fn measure() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let count: usize = std::env::args().nth(1).map_or(Ok(2000), |text| text.parse())?;
     let data = std::env::temp_dir().join(format!("cleat-write-speed-{}", std::process::id()));
     let server = ApiServer::open(Config::new(&data, "127.0.0.1:0".parse()?)).await?;

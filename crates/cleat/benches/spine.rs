@@ -59,11 +59,11 @@ impl Bench {
         let caches = Caches::new(client.clone(), CancellationToken::new());
         let changed = Arc::new(Notify::new());
         tokio::join!(
-            follow(&caches.claims(), &changed),
-            follow(&caches.pods(), &changed),
-            follow(&caches.nodes(), &changed),
-            follow(&caches.volumes(), &changed),
-            follow(&caches.attachments(), &changed),
+            follow(caches.claims(), &changed),
+            follow(caches.pods(), &changed),
+            follow(caches.nodes(), &changed),
+            follow(caches.volumes(), &changed),
+            follow(caches.attachments(), &changed),
         );
         let bench = Self { client, caches, changed };
         let registered = |b: &Self| {
@@ -169,7 +169,7 @@ impl HasStatus for Pod {
     }
 }
 
-async fn follow<K>(cache: &Cache<K>, changed: &Arc<Notify>)
+async fn follow<K>(cache: Cache<K>, changed: &Arc<Notify>)
 where
     K: kube::Resource + std::fmt::Debug + Send + Sync + 'static,
 {

@@ -141,7 +141,7 @@ fn a_claim_in_use_outlives_its_deletion_until_the_pod_is_gone() {
     let machine = Machine::new();
     let stack = Stack::start(&machine, 1);
     stack.apply(&(claim("c") + &pod("p", "node-1", "c")));
-    let volume = stack.wait_bound("c");
+    stack.wait_bound("c");
     stack.wait_mounted("p");
     stack.kubectl(&["delete", "pvc/c", "--wait=false"]);
     assert!(!stack.field("pvc/c", "{.metadata.deletionTimestamp}").is_empty());

@@ -36,10 +36,7 @@ pub async fn command(args: DemoArgs) -> Result<()> {
         program,
         driver_log: Some("error"),
     };
-    let result = tokio::select! {
-        result = round_trip(config, &told) => result,
-        () = stop.cancelled() => Err(anyhow::anyhow!("interrupted")),
-    };
+    let result = round_trip(config, &told, &stop).await;
     // Whatever happened, no mount may keep the directory from being removed.
     let swept = leftovers::sweep(&path);
     if args.keep {
@@ -50,10 +47,14 @@ pub async fn command(args: DemoArgs) -> Result<()> {
     Ok(())
 }
 
-async fn round_trip(config: Config, told: &Phases) -> Result<()> {
+/// Stops the stack whatever became of the tale, also when the user interrupts it.
+async fn round_trip(config: Config, told: &Phases, stop: &CancellationToken) -> Result<()> {
     say(&format!("cleat demo: one claim, two nodes, in {}\n\n", config.data_dir.display()));
     let stack = told.phase("stack started", Stack::start(config)).await?;
-    let result = tell(&stack, told).await;
+    let result = tokio::select! {
+        result = tell(&stack, told) => result,
+        () = stop.cancelled() => Err(anyhow::anyhow!("interrupted")),
+    };
     let layout = stack.layout().clone();
     told.phase("stack stopped", async {
         stack.stop().await;

@@ -179,14 +179,13 @@ impl Tale {
         let name = pod.name_any();
         self.pods.delete(&name, &DeleteParams::default()).await.context("deleting the pod")?;
         let uid = pod.uid().unwrap_or_default();
-        await_condition(self.pods.clone(), &name, conditions::is_deleted(&uid)).await.context("waiting for the pod")?;
-        Ok(())
+        wait(&self.pods, &name, conditions::is_deleted(&uid)).await.map(drop)
     }
 
     async fn detached(&self) -> Result<()> {
         for attachment in self.attachments.list(&ListParams::default()).await?.items {
             let uid = attachment.uid().unwrap_or_default();
-            await_condition(self.attachments.clone(), &attachment.name_any(), conditions::is_deleted(&uid)).await?;
+            wait(&self.attachments, &attachment.name_any(), conditions::is_deleted(&uid)).await?;
         }
         Ok(())
     }
@@ -195,7 +194,7 @@ impl Tale {
         let volume = self.volumes.get(volume).await.context("reading the volume")?;
         self.claims.delete(CLAIM, &DeleteParams::default()).await.context("deleting the claim")?;
         let uid = volume.uid().unwrap_or_default();
-        await_condition(self.volumes.clone(), &volume.name_any(), conditions::is_deleted(&uid)).await?;
+        wait(&self.volumes, &volume.name_any(), conditions::is_deleted(&uid)).await?;
         let left = self.claims.list(&ListParams::default()).await?.items.len();
         ensure!(left == 0, "{left} claims are left");
         Ok(())
@@ -206,7 +205,8 @@ async fn wait<K>(api: &Api<K>, name: &str, holds: impl Condition<K>) -> Result<O
 where
     K: Clone + std::fmt::Debug + Send + serde::de::DeserializeOwned + kube::Resource + 'static,
 {
-    await_condition(api.clone(), name, holds).await.with_context(|| format!("waiting for {name}"))
+    // The watch behind it is large; every caller would carry it.
+    Box::pin(await_condition(api.clone(), name, holds)).await.with_context(|| format!("waiting for {name}"))
 }
 
 fn named(name: &str) -> ObjectMeta {

@@ -17,8 +17,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource as _;
 use tracing::{debug, info};
 
-use super::Provisioner;
 use super::decide::{ClaimDecision, ClaimSeen, Plan, VolumeDecision, recorded_class};
+use super::{Pending, Provisioner};
 use crate::Failure;
 
 /// How often a finalizer is taken off again after somebody else wrote the record in between.
@@ -57,7 +57,7 @@ impl Provisioner {
             "Provisioning",
             format!("External provisioner is provisioning volume for claim \"{key}\""),
         );
-        self.uncertain.lock().insert(uid.to_owned(), claim.clone());
+        self.uncertain.lock().insert(uid.to_owned(), Pending { claim: claim.clone(), plan: plan.clone() });
         let volume = match self.create(plan).await {
             Ok(volume) => volume,
             Err(error) => {

@@ -19,6 +19,8 @@ pub struct ClaimSeen {
     pub class: Option<Arc<StorageClass>>,
     /// The volume of this claim is recorded already.
     pub volume_exists: bool,
+    /// An earlier call whose outcome is not known.
+    pub pending: Option<Plan>,
     pub driver: String,
     pub creates_volumes: bool,
     pub tells_writers_apart: bool,
@@ -51,6 +53,9 @@ pub struct Plan {
 }
 
 pub fn claim(seen: &ClaimSeen) -> ClaimDecision {
+    if let (false, Some(plan)) = (seen.volume_exists, &seen.pending) {
+        return ClaimDecision::Provision(Box::new(plan.clone()));
+    }
     let meta = &seen.claim.metadata;
     let asked = [annotation::STORAGE_PROVISIONER, annotation::STORAGE_PROVISIONER_BETA]
         .into_iter()
@@ -211,6 +216,7 @@ mod tests {
             claim: Arc::new(claim),
             class: class.map(Arc::new),
             volume_exists: false,
+            pending: None,
             driver: DRIVER.to_owned(),
             creates_volumes: true,
             tells_writers_apart: false,
@@ -277,6 +283,24 @@ mod tests {
             ),
         ] {
             assert_eq!(claim(&seen), want, "{case}");
+        }
+    }
+
+    #[test]
+    fn a_call_in_doubt_is_repeated_as_it_was_until_its_volume_is_recorded() {
+        let ClaimDecision::Provision(plan) = claim(&seen(asked("fast"), fast())) else { panic!("refused") };
+        let pending = Some(plan.as_ref().clone());
+        let mut elsewhere = asked("fast");
+        elsewhere.spec.as_mut().unwrap().volume_name = Some("another".to_owned());
+        for (case, seen) in [
+            ("its class is gone", seen(asked("fast"), None)),
+            ("its class has other parameters now", seen(asked("fast"), with(&[("tier", "new")]))),
+            ("its claim took another volume", seen(elsewhere, fast())),
+        ] {
+            let seen = ClaimSeen { pending: pending.clone(), ..seen };
+            assert_eq!(claim(&seen), ClaimDecision::Provision(plan.clone()), "{case}");
+            let recorded = ClaimSeen { volume_exists: true, ..seen };
+            assert_eq!(claim(&recorded), ClaimDecision::Nothing, "{case}, and recorded");
         }
     }
 

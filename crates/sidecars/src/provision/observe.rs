@@ -48,13 +48,15 @@ impl Provisioner {
     /// The claim as the cache has it or, if it is gone, as it was when its CreateVolume was called.
     pub(super) fn claim(&self, id: &ClaimId) -> Option<ClaimSeen> {
         let cached = self.observed.claims.get(&id.key).filter(|c| c.metadata.uid() == id.uid);
-        let claim = cached.or_else(|| self.uncertain.lock().get(&id.uid).cloned())?;
+        let pending = self.uncertain.lock().get(&id.uid).cloned();
+        let claim = cached.or_else(|| pending.as_ref().map(|p| p.claim.clone()))?;
         let class = claim_class(&claim).and_then(|name| self.observed.classes.named(name));
         let volume_exists = self.observed.volumes.named(&names::provisioned_volume(&id.uid)).is_some();
         Some(ClaimSeen {
             claim,
             class,
             volume_exists,
+            pending: pending.map(|p| p.plan),
             driver: self.driver.name.clone(),
             creates_volumes: self.driver.can(Capability::CreateDeleteVolume),
             tells_writers_apart: self.driver.can(Capability::SingleNodeMultiWriter),
