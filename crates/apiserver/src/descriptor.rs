@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::meta::FinalizerRule;
+
 /// What a completed deletion answers with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeleteReply {
@@ -64,6 +66,8 @@ pub(crate) struct Descriptor {
     pub(crate) namespaced: bool,
     pub(crate) has_status: bool,
     pub(crate) scale: Option<Scale>,
+    /// Somebody defined it.
+    pub(crate) custom: bool,
     pub(crate) delete_reply: DeleteReply,
     pub(crate) put_version: PutVersion,
     pub(crate) put_missing: PutMissing,
@@ -87,6 +91,7 @@ impl Descriptor {
             namespaced: true,
             has_status: false,
             scale: None,
+            custom: false,
             list_kind: format!("{kind}List"),
             delete_reply: DeleteReply::Object,
             put_version: PutVersion::Optional,
@@ -149,6 +154,10 @@ impl Descriptor {
 
     pub(crate) fn list_kind(&self) -> String {
         self.list_kind.clone()
+    }
+
+    pub(crate) fn finalizers(&self) -> FinalizerRule {
+        if self.custom || self.group == "apiextensions.k8s.io" { FinalizerRule::Any } else { FinalizerRule::Qualified }
     }
 
     pub(crate) fn head(&self) -> &str {

@@ -80,6 +80,11 @@ pub(crate) trait Strategy: Send + Sync + 'static {
 
     fn cells(object: &Self::Object, now: Timestamp) -> Vec<Value>;
 
+    /// Where the kind keeps times with microseconds, as JSON pointers.
+    fn micro_times() -> &'static [&'static str] {
+        &[]
+    }
+
     /// For a kind that shares its storage with another.
     fn conversion() -> Option<Arc<dyn Conversion>> {
         None
@@ -125,8 +130,22 @@ impl<T: Typed> Object for T {
     }
 
     fn encode(&self) -> Bytes {
+        let mut out = Vec::with_capacity(512);
         // Maps in the types are ordered and have string keys, so encoding is deterministic and cannot fail.
-        metadata_first(serde_json::to_vec(self).expect("API types encode")).into()
+        self.serialize(&mut serde_json::Serializer::with_formatter(&mut out, WholeNumbers)).expect("API types encode");
+        metadata_first(out).into()
+    }
+}
+
+/// Writes a number without a fraction as clients write it: `10`, not `10.0`.
+struct WholeNumbers;
+
+impl serde_json::ser::Formatter for WholeNumbers {
+    fn write_f64<W: ?Sized + std::io::Write>(&mut self, writer: &mut W, value: f64) -> std::io::Result<()> {
+        if value.fract() == 0.0 && value.abs() < 1e15 {
+            return write!(writer, "{value:.0}");
+        }
+        serde_json::ser::CompactFormatter.write_f64(writer, value)
     }
 }
 
@@ -190,6 +209,11 @@ pub(crate) trait Kind: Send + Sync {
     fn columns(&self) -> Vec<ColumnOf<'_>>;
     fn cells(&self, object: &dyn Object, now: Timestamp) -> Vec<Value>;
     fn row_conditions(&self, object: &dyn Object) -> Option<Value>;
+
+    /// Where the kind keeps times with microseconds, as JSON pointers.
+    fn micro_times(&self) -> &'static [&'static str] {
+        &[]
+    }
 
     /// How the kind differs from what is stored, if it does.
     fn conversion(&self) -> Option<Arc<dyn Conversion>> {
@@ -321,6 +345,10 @@ impl<S: Strategy> Kind for Erased<S> {
 
     fn row_conditions(&self, object: &dyn Object) -> Option<Value> {
         S::row_conditions(typed(object))
+    }
+
+    fn micro_times(&self) -> &'static [&'static str] {
+        S::micro_times()
     }
 
     fn conversion(&self) -> Option<Arc<dyn Conversion>> {

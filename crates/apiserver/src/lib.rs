@@ -6,6 +6,7 @@
 mod admission;
 mod api;
 mod authenticate;
+mod custom;
 mod descriptor;
 mod discovery;
 mod endpoint;
@@ -15,7 +16,6 @@ mod field;
 mod http;
 mod kind;
 mod kubeconfig;
-mod lifecycle;
 mod meta;
 mod names;
 mod openapi;
@@ -138,7 +138,8 @@ impl ApiServer {
         for name in NAMESPACES {
             seed(&api, name).await?;
         }
-        tokio::spawn(lifecycle::run(api.clone()));
+        custom::register::load(&api).await;
+        tokio::spawn(custom::register::run(api.clone()));
         tokio::spawn(expiry::run(api.clone()));
         tracing::info!(%address, data = %data.display(), "API server open");
         Ok(Self { api, listener: Arc::new(listener), address, tls, kubeconfig, released })

@@ -85,7 +85,15 @@ pub(crate) fn generated_name(base: &str) -> String {
     base[..end].chars().chain(suffix).collect()
 }
 
-pub(crate) fn validate(meta: &ObjectMeta, rule: NameRule) -> Vec<FieldError> {
+/// Which finalizers a kind allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FinalizerRule {
+    /// With the domain of whoever removes it.
+    Qualified,
+    Any,
+}
+
+pub(crate) fn validate(meta: &ObjectMeta, rule: NameRule, finalizers: FinalizerRule) -> Vec<FieldError> {
     let mut errors = Vec::new();
     match meta.name.as_deref() {
         None | Some("") => errors.push(FieldError::required("metadata.name", "name or generateName is required")),
@@ -114,7 +122,8 @@ pub(crate) fn validate(meta: &ObjectMeta, rule: NameRule) -> Vec<FieldError> {
         errors.push(FieldError::too_long("metadata.annotations", ANNOTATIONS_LIMIT));
     }
     for finalizer in meta.finalizers.iter().flatten() {
-        let standard = ["orphan", "foregroundDeletion", "kubernetes"].contains(&finalizer.as_str());
+        let standard = finalizers == FinalizerRule::Any
+            || ["orphan", "foregroundDeletion", "kubernetes"].contains(&finalizer.as_str());
         if let Err(why) = names::qualified(finalizer) {
             errors.push(FieldError::invalid("metadata.finalizers", finalizer, why));
         } else if !standard && !finalizer.contains('/') {

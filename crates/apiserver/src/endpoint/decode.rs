@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::At;
+use super::{At, times};
 use crate::error::{ApiError, GroupKind};
 use crate::field::FieldError;
 use crate::http::Call;
@@ -34,6 +34,10 @@ pub(crate) fn body(
         return Err(ApiError::BadRequest("the request has no body".into()));
     }
     check_type(kind, &call.body)?;
+    if !kind.micro_times().is_empty() {
+        let value: Value = serde_json::from_slice(&call.body).map_err(|e| unreadable(kind, &e))?;
+        times::check(kind.micro_times(), &value).map_err(|e| unreadable(kind, &e))?;
+    }
     let decoded = kind.decode(Source::Bytes(&call.body), reporting(validation)).map_err(|e| unreadable(kind, &e))?;
     judge(kind, decoded, validation)
 }
@@ -68,6 +72,7 @@ pub(crate) fn patched(
         let kind = GroupKind { group: String::new(), kind: String::new() };
         ApiError::Invalid { kind, name: String::new(), errors: vec![FieldError::invalid("patch", &shown, why)] }
     };
+    times::check(at.kind.micro_times(), &value).map_err(|e| refused(e.to_string()))?;
     let decoded = at.kind.decode(Source::Value(value), reporting(validation)).map_err(|e| refused(e.to_string()))?;
     let warnings = warnings(&decoded);
     if validation == FieldValidation::Strict && !warnings.is_empty() {

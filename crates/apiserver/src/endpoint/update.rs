@@ -25,6 +25,9 @@ pub(crate) async fn patch(api: &Api, call: &Call, at: At<'_>, part: Part) -> Res
     let effect = call.query.effect("PatchOptions")?;
     let validation = call.query.field_validation("PatchOptions")?;
     let format = Format::of(call.content_type.as_deref())?;
+    if format == Format::Strategic && at.descriptor().custom {
+        return Err(ApiError::UnsupportedMediaType(patch::ACCEPTED_CUSTOM));
+    }
     let patch = patch::Patch::parse(format, &call.body)?;
     let mut warnings = Vec::new();
     let mut change = |_: &dyn Object, stored: &Stored| {

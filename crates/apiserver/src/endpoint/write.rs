@@ -65,7 +65,7 @@ pub(crate) async fn insert(
         kind.prepare_create(&mut *object, now);
         meta::normalise(object.meta_mut());
         let name = object.meta().name.clone().unwrap_or_default();
-        let mut errors = meta::validate(object.meta(), kind.name_rule());
+        let mut errors = meta::validate(object.meta(), kind.name_rule(), d.finalizers());
         errors.extend(kind.validate(&*object));
         errors.extend(kind.validate_new(&*object));
         if !errors.is_empty() {
@@ -244,7 +244,7 @@ fn check_valid(at: &At<'_>, part: Part, new: &dyn Object, old: &dyn Object) -> R
     let mut errors = meta::validate_update(new.meta(), old.meta());
     match part {
         Part::Main => {
-            errors.extend(meta::validate(new.meta(), at.kind.name_rule()));
+            errors.extend(meta::validate(new.meta(), at.kind.name_rule(), at.descriptor().finalizers()));
             errors.extend(at.kind.validate(new));
             errors.extend(at.kind.validate_update(new, old));
         }

@@ -12,6 +12,8 @@ use crate::render::{self, Stored};
 
 const ACCEPTED: &str =
     "application/json-patch+json, application/merge-patch+json, application/strategic-merge-patch+json";
+/// Nothing tells how lists of a kind that somebody defined are to be merged.
+pub(crate) const ACCEPTED_CUSTOM: &str = "application/json-patch+json, application/merge-patch+json";
 const OPERATIONS_LIMIT: usize = 10_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

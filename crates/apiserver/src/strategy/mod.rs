@@ -8,18 +8,19 @@ mod class;
 mod config_map;
 mod csi_driver;
 mod csi_node;
+mod definition;
 mod event;
 mod event_v1;
 mod lease;
 mod namespace;
 mod node;
 mod pod;
+mod quantity;
 mod secret;
 mod service_account;
 mod volume;
 mod workload;
 
-pub(crate) use namespace::FINALIZER as NAMESPACE_FINALIZER;
 pub(crate) use workload::shown_selector;
 
 use std::collections::BTreeMap;
@@ -52,6 +53,7 @@ pub(crate) fn all() -> Vec<Arc<dyn Kind>> {
         Arc::new(Erased::<workload::StatefulSets>::new()),
         Arc::new(Erased::<workload::Jobs>::new()),
         Arc::new(Erased::<event_v1::Events>::new()),
+        Arc::new(Erased::<definition::Definitions>::new()),
         Arc::new(Erased::<csi_driver::CsiDrivers>::new()),
         Arc::new(Erased::<csi_node::CsiNodes>::new()),
         Arc::new(Erased::<capacity::Capacities>::new()),
@@ -66,7 +68,9 @@ type Quantities = BTreeMap<String, Written>;
 /// Rewrites quantities in canonical form; what is no quantity is left for validation to name.
 fn canonical(quantities: &mut Option<Quantities>) {
     for written in quantities.iter_mut().flat_map(|q| q.values_mut()) {
-        if let Ok(quantity) = written.0.parse::<Quantity>() {
+        if let Ok(quantity) = written.0.parse::<Quantity>()
+            && !quantity::is_kept(&written.0)
+        {
             written.0 = quantity.to_string();
         }
     }
