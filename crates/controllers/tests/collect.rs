@@ -52,8 +52,8 @@ impl Rig {
     }
 
     async fn gone(&self, object: &ConfigMap) {
-        let uid = object.uid().unwrap();
-        let deleted = await_condition(self.maps("default"), &object.name_any(), conditions::is_deleted(&uid));
+        let (uid, name) = (object.uid().unwrap(), object.name_any());
+        let deleted = await_condition(self.maps("default"), &name, conditions::is_deleted(&uid));
         let outcome = tokio::time::timeout(WAIT, deleted).await;
         outcome.unwrap_or_else(|_| panic!("{} is still there", object.name_any())).unwrap();
     }
@@ -184,7 +184,8 @@ async fn custom_objects_own_and_are_owned() {
     let below = things.create(&PostParams::default(), &serde_json::from_value(owned).unwrap()).await.unwrap();
     things.delete("t", &DeleteParams::background()).await.unwrap();
     rig.gone(&child).await;
-    let deleted = await_condition(things, "u", conditions::is_deleted(&below.uid().unwrap()));
+    let uid = below.uid().unwrap();
+    let deleted = await_condition(things, "u", conditions::is_deleted(&uid));
     tokio::time::timeout(WAIT, deleted).await.expect("the custom object goes, too").unwrap();
 }
 
@@ -214,7 +215,8 @@ async fn a_deleted_namespace_takes_its_content_along() {
     tokio::time::timeout(WAIT, told).await.expect("it says what it waits for").unwrap();
     let patch = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
     rig.maps("team").patch("held", &PatchParams::default(), &patch).await.unwrap();
-    let deleted = await_condition(namespaces, "team", conditions::is_deleted(&namespace.uid().unwrap()));
+    let uid = namespace.uid().unwrap();
+    let deleted = await_condition(namespaces, "team", conditions::is_deleted(&uid));
     tokio::time::timeout(WAIT, deleted).await.expect("the namespace goes when it is empty").unwrap();
     assert!(rig.maps("team").list(&Default::default()).await.unwrap().items.is_empty());
     assert!(things.list(&Default::default()).await.unwrap().items.is_empty());
