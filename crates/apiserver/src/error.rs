@@ -43,6 +43,11 @@ pub(crate) enum ApiError {
     PatchRejected,
     #[error("Timeout: Too large resource version: {asked}, current: {current}")]
     VersionTooLarge { asked: u64, current: u64 },
+    #[error("{message}")]
+    ApplyConflict { message: String, causes: Vec<ApplyCause> },
+    /// A failure that has no class of its own.
+    #[error("{0}")]
+    Unclassified(String),
     #[error("Internal error occurred: {0}")]
     Internal(String),
     #[error("the server is shutting down")]
@@ -55,6 +60,13 @@ pub(crate) struct Cause {
     pub(crate) reason: &'static str,
     pub(crate) message: String,
     pub(crate) field: &'static str,
+}
+
+/// A field another manager owns.
+#[derive(Clone, Debug)]
+pub(crate) struct ApplyCause {
+    pub(crate) message: String,
+    pub(crate) field: String,
 }
 
 /// A kind as validation messages name it: `Pod`, `StorageClass.storage.k8s.io`.
@@ -155,6 +167,14 @@ impl ApiError {
                 let cause = json!({ "reason": "ResourceVersionTooLarge", "message": "Too large resource version" });
                 (504, "Timeout", Some(json!({ "causes": [cause], "retryAfterSeconds": 1 })), None)
             }
+            Self::ApplyConflict { causes, .. } => {
+                let causes: Vec<Value> = causes
+                    .iter()
+                    .map(|c| json!({ "reason": "FieldManagerConflict", "message": c.message, "field": c.field }))
+                    .collect();
+                (409, "Conflict", Some(json!({ "causes": causes })), None)
+            }
+            Self::Unclassified(_) => (500, "", None, None),
             Self::Internal(_) => (500, "InternalError", None, None),
             Self::Unavailable => (503, "ServiceUnavailable", Some(json!({ "retryAfterSeconds": 1 })), None),
         };
@@ -164,6 +184,11 @@ impl ApiError {
         });
         if let Some(details) = details {
             status["details"] = details;
+        }
+        if reason.is_empty()
+            && let Value::Object(fields) = &mut status
+        {
+            fields.remove("reason");
         }
         (StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), status)
     }

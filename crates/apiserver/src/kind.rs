@@ -4,12 +4,13 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use jiff::Timestamp;
 use k8s_openapi::Metadata;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserializer, Serialize};
 use serde_json::Value;
@@ -19,6 +20,8 @@ use tokio_util::sync::CancellationToken;
 use crate::descriptor::Descriptor;
 use crate::field::FieldError;
 use crate::meta::NameRule;
+use crate::schema::Schema;
+use crate::schema::builtin::Definitions;
 use crate::table::{Column, ColumnOf};
 use crate::view::Conversion;
 
@@ -80,11 +83,6 @@ pub(crate) trait Strategy: Send + Sync + 'static {
 
     fn cells(object: &Self::Object, now: Timestamp) -> Vec<Value>;
 
-    /// Where the kind keeps times with microseconds, as JSON pointers.
-    fn micro_times() -> &'static [&'static str] {
-        &[]
-    }
-
     /// For a kind that shares its storage with another.
     fn conversion() -> Option<Arc<dyn Conversion>> {
         None
@@ -98,12 +96,20 @@ pub(crate) trait Strategy: Send + Sync + 'static {
 
 /// What the type of a kind has to be able to do.
 pub(crate) trait Typed:
-    Metadata<Ty = ObjectMeta> + Serialize + DeserializeOwned + Clone + PartialEq + Send + Sync + 'static
+    Metadata<Ty = ObjectMeta> + JsonSchema + Serialize + DeserializeOwned + Clone + PartialEq + Send + Sync + 'static
 {
 }
 
 impl<T> Typed for T where
-    T: Metadata<Ty = ObjectMeta> + Serialize + DeserializeOwned + Clone + PartialEq + Send + Sync + 'static
+    T: Metadata<Ty = ObjectMeta>
+        + JsonSchema
+        + Serialize
+        + DeserializeOwned
+        + Clone
+        + PartialEq
+        + Send
+        + Sync
+        + 'static
 {
 }
 
@@ -114,6 +120,10 @@ pub(crate) trait Object: Any + Send + Sync {
     fn copy(&self) -> Box<dyn Object>;
     /// The canonical bytes. They hold whatever resourceVersion the metadata holds; clear it before storing.
     fn encode(&self) -> Bytes;
+    /// The same as a value.
+    fn to_value(&self) -> Value {
+        serde_json::from_slice(&self.encode()).unwrap_or_default()
+    }
 }
 
 impl<T: Typed> Object for T {
@@ -134,6 +144,10 @@ impl<T: Typed> Object for T {
         // Maps in the types are ordered and have string keys, so encoding is deterministic and cannot fail.
         self.serialize(&mut serde_json::Serializer::with_formatter(&mut out, WholeNumbers)).expect("API types encode");
         metadata_first(out).into()
+    }
+
+    fn to_value(&self) -> Value {
+        serde_json::to_value(self).expect("API types encode")
     }
 }
 
@@ -210,18 +224,8 @@ pub(crate) trait Kind: Send + Sync {
     fn cells(&self, object: &dyn Object, now: Timestamp) -> Vec<Value>;
     fn row_conditions(&self, object: &dyn Object) -> Option<Value>;
 
-    /// Where the kind keeps times with microseconds, as JSON pointers.
-    fn micro_times(&self) -> &'static [&'static str] {
-        &[]
-    }
-
     /// How the kind differs from what is stored, if it does.
     fn conversion(&self) -> Option<Arc<dyn Conversion>> {
-        None
-    }
-
-    /// The OpenAPI schema of a kind that somebody defined; built-in kinds have theirs elsewhere.
-    fn schema(&self) -> Option<&Value> {
         None
     }
 
@@ -245,17 +249,36 @@ pub(crate) trait Kind: Send + Sync {
             retired.cancel();
         }
     }
+    /// How objects of the kind are built and joined.
+    fn schema(&self) -> &Schema {
+        Schema::unknown()
+    }
+    /// Does the kind say how to merge its lists? Custom resources do not.
+    fn merges_strategically(&self) -> bool {
+        false
+    }
+    /// Adds the kind's description for OpenAPI and returns its name there, if it has one.
+    fn describe(&self, _definitions: &mut Definitions) -> Option<String> {
+        None
+    }
 }
 
 pub(crate) struct Erased<S> {
     descriptor: Descriptor,
     conversion: Option<Arc<dyn Conversion>>,
+    /// Built when first needed.
+    schema: OnceLock<Schema>,
     strategy: PhantomData<fn() -> S>,
 }
 
 impl<S: Strategy> Erased<S> {
     pub(crate) fn new() -> Self {
-        Self { descriptor: S::descriptor(), conversion: S::conversion(), strategy: PhantomData }
+        Self {
+            descriptor: S::descriptor(),
+            conversion: S::conversion(),
+            schema: OnceLock::new(),
+            strategy: PhantomData,
+        }
     }
 }
 
@@ -347,12 +370,20 @@ impl<S: Strategy> Kind for Erased<S> {
         S::row_conditions(typed(object))
     }
 
-    fn micro_times(&self) -> &'static [&'static str] {
-        S::micro_times()
-    }
-
     fn conversion(&self) -> Option<Arc<dyn Conversion>> {
         self.conversion.clone()
+    }
+
+    fn schema(&self) -> &Schema {
+        self.schema.get_or_init(Schema::of::<S::Object>)
+    }
+
+    fn merges_strategically(&self) -> bool {
+        true
+    }
+
+    fn describe(&self, definitions: &mut Definitions) -> Option<String> {
+        Some(definitions.add::<S::Object>())
     }
 }
 

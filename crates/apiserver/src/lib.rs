@@ -16,15 +16,18 @@ mod field;
 mod http;
 mod kind;
 mod kubeconfig;
+mod managed;
 mod meta;
 mod names;
 mod openapi;
 mod patch;
 mod pki;
 mod render;
+mod schema;
 mod selector;
 mod serve;
 mod strategy;
+mod strict;
 mod table;
 mod view;
 

@@ -35,7 +35,6 @@ pub(crate) fn wipe_for_create(meta: &mut ObjectMeta) {
     meta.generation = None;
     meta.self_link = None;
     meta.resource_version = None;
-    meta.managed_fields = None;
 }
 
 pub(crate) fn stamp_created(meta: &mut ObjectMeta, now: Timestamp) {
@@ -54,7 +53,6 @@ pub(crate) fn carry_over(new: &mut ObjectMeta, old: &ObjectMeta) {
     new.deletion_grace_period_seconds = old.deletion_grace_period_seconds;
     new.generation = old.generation;
     new.self_link = None;
-    new.managed_fields = None;
 }
 
 /// Empty maps and lists are the same as absent ones; only one form is stored.

@@ -17,13 +17,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::descriptor::Descriptor;
 use crate::field::FieldError;
 use crate::kind::{Decoded, Kind, Object, Source, Unknown, typed, typed_mut};
 use crate::meta::NameRule;
+use crate::schema::builtin::{Definitions, PREFIX};
 use crate::table::{self, ColumnOf};
 use crate::view::Conversion;
 use object::CustomObject;
@@ -47,7 +48,10 @@ pub(crate) struct Custom {
     shape: Arc<Shape>,
     columns: Vec<CustomColumn>,
     selectable: Vec<(String, Path)>,
+    /// As the definition declares it.
     published: Value,
+    /// The same, for those who join two versions of an object.
+    joins: crate::schema::Schema,
     deprecation: Option<String>,
     /// The definition is going away: nothing new is made.
     terminating: bool,
@@ -225,8 +229,22 @@ impl Kind for Custom {
         Some(self.shape.clone())
     }
 
-    fn schema(&self) -> Option<&Value> {
-        Some(&self.published)
+    fn schema(&self) -> &crate::schema::Schema {
+        &self.joins
+    }
+
+    fn describe(&self, definitions: &mut Definitions) -> Option<String> {
+        let meta = definitions.add::<ObjectMeta>();
+        let mut described = self.published.clone();
+        let properties = &mut described["properties"];
+        properties["apiVersion"] = json!({ "type": "string" });
+        properties["kind"] = json!({ "type": "string" });
+        properties["metadata"] = json!({ "$ref": format!("{PREFIX}{meta}") });
+        let d = &self.descriptor;
+        let reversed: Vec<&str> = d.group.rsplit('.').collect();
+        let name = format!("{}.{}.{}", reversed.join("."), d.version, d.kind);
+        definitions.put(&name, described);
+        Some(name)
     }
 
     fn deprecation(&self) -> Option<&str> {

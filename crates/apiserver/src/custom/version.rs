@@ -5,6 +5,7 @@ use std::sync::Arc;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceDefinitionVersion, CustomResourceSubresourceScale,
 };
+use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::path::Path;
@@ -24,6 +25,7 @@ fn kind(definition: &CustomResourceDefinition, version: &CustomResourceDefinitio
     let descriptor = descriptor(definition, version);
     let schema = version.schema.as_ref().and_then(|s| s.open_api_v3_schema.as_ref());
     let compiled = schema.map(Schema::compile).unwrap_or_default();
+    let published = schema.and_then(|s| serde_json::to_value(s).ok()).unwrap_or_else(|| json!({ "type": "object" }));
     let group = &definition.spec.group;
     let storage = definition.spec.versions.iter().find(|v| v.storage).map_or(&version.name, |v| &v.name);
     let deprecation = version.deprecated.filter(|d| *d).map(|_| {
@@ -44,7 +46,8 @@ fn kind(definition: &CustomResourceDefinition, version: &CustomResourceDefinitio
         }),
         columns: columns(version),
         selectable: selectable.collect(),
-        published: schema.and_then(|s| serde_json::to_value(s).ok()).unwrap_or_default(),
+        joins: crate::schema::Schema::from_open_api(&published),
+        published,
         deprecation,
         terminating: definition.metadata.deletion_timestamp.is_some(),
         retired: CancellationToken::new(),

@@ -1,13 +1,13 @@
 //! What each verb does, for any kind. A verb decodes its options, runs the common rules, admission and the kind's
 //! strategy, and writes to the store with compare-and-swap.
 
+mod apply;
 pub(crate) mod binding;
 mod decode;
 pub(crate) mod delete;
 mod list;
 mod read;
 mod scale;
-mod times;
 mod update;
 mod watch;
 pub(crate) mod write;
@@ -23,6 +23,7 @@ use crate::http::Call;
 use crate::http::reply::Reply;
 use crate::http::route::Target;
 use crate::kind::Kind;
+use crate::managed::{Operation, Tracker};
 use crate::selector::Selector;
 use write::Part;
 
@@ -121,7 +122,9 @@ async fn create(api: &Arc<Api>, call: &Call, kind: &dyn Kind, namespace: Option<
     if let Some(why) = kind.closed() {
         return Err(ApiError::NotAllowedNow(why));
     }
-    let (object, warnings) = decode::body(call, kind, validation)?;
+    let manager = call.query.field_manager("CreateOptions", &call.agent)?;
+    let (mut object, warnings) = decode::body(call, kind, validation)?;
+    Tracker::new(kind, Part::Main, Operation::Update, &manager).created(&mut *object);
     let stored = write::insert(api, kind, namespace, object, effect).await?;
     Ok(read::one(call, kind, StatusCode::CREATED, &stored)?.with_warnings(warnings))
 }
@@ -134,6 +137,8 @@ async fn object(api: &Arc<Api>, call: &Call, at: At<'_>) -> Result<Reply, ApiErr
                 let validation = call.query.field_validation("UpdateOptions")?;
                 let (mut object, warnings) = decode::body(call, at.kind, validation)?;
                 object.meta_mut().name = Some(at.name.into());
+                let manager = call.query.field_manager("UpdateOptions", &call.agent)?;
+                Tracker::new(at.kind, Part::Main, Operation::Update, &manager).created(&mut *object);
                 let effect = call.query.effect("UpdateOptions")?;
                 let stored = write::insert(api, at.kind, at.namespace, object, effect).await?;
                 Ok(read::one(call, at.kind, StatusCode::CREATED, &stored)?.with_warnings(warnings))

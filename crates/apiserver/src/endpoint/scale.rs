@@ -16,6 +16,7 @@ use crate::http::reply::Reply;
 use crate::kind::{Object, Source, Unknown};
 use crate::patch::{Format, Patch};
 use crate::render::{self, Stored};
+use crate::schema::Schema;
 use crate::strategy::shown_selector;
 
 pub(crate) async fn scale(api: &Api, call: &Call, at: At<'_>, paths: &Scale) -> Result<Reply, ApiError> {
@@ -35,7 +36,7 @@ async fn write(api: &Api, call: &Call, at: At<'_>, paths: &Scale) -> Result<Stor
     let effect = call.query.effect(options)?;
     let bad = |e: serde_json::Error| ApiError::BadRequest(format!("the scale cannot be read: {e}"));
     let patch = match call.method {
-        Method::PATCH => Some(Patch::parse(Format::of(call.content_type.as_deref())?, &call.body)?),
+        Method::PATCH => Some(Patch::parse(Format::of(call.content_type.as_deref(), at.kind)?, &call.body)?),
         _ => None,
     };
     let origin = if patch.is_some() { Origin::Patch } else { Origin::Put };
@@ -44,7 +45,7 @@ async fn write(api: &Api, call: &Call, at: At<'_>, paths: &Scale) -> Result<Stor
         let wanted: Value = match &patch {
             Some(patch) => {
                 let mut scale = shown(&object, paths);
-                patch.merge("Scale", &mut scale)?;
+                patch.merge(Schema::unknown(), &mut scale)?;
                 scale
             }
             None => serde_json::from_slice(&call.body).map_err(bad)?,

@@ -12,7 +12,7 @@ use crate::field::FieldError;
 use crate::http::query::Effect;
 use crate::kind::{Kind, Object, Source, Unknown, typed, typed_mut};
 use crate::render::Stored;
-use crate::{admission, meta};
+use crate::{admission, managed, meta};
 
 const NAME_ATTEMPTS: usize = 8;
 
@@ -146,6 +146,7 @@ pub(crate) async fn modify(
                 Err(error) => return Err(error.into()),
             }
         }
+        managed::keep_times(&mut *new, &*old, &entry.value);
         let value = new.encode();
         if value == entry.value {
             return Ok(stored);

@@ -11,7 +11,7 @@ pub(crate) mod route;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{ACCEPT, CONTENT_TYPE};
+use http::header::{ACCEPT, CONTENT_TYPE, USER_AGENT};
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use tokio_util::sync::CancellationToken;
@@ -31,6 +31,8 @@ pub(crate) struct Call {
     pub(crate) query: Query,
     pub(crate) accept: Option<String>,
     pub(crate) content_type: Option<String>,
+    /// Who the client says it is.
+    pub(crate) agent: String,
     pub(crate) body: Bytes,
     /// Ends streams when the connection's server stops.
     pub(crate) closing: CancellationToken,
@@ -90,9 +92,9 @@ async fn answer(
         Route::Groups => Ok(discovery::groups(&kinds, accept)),
         Route::Group(group) => discovery::group(&kinds, &group),
         Route::Resources { group, version } => discovery::resources(&kinds, &group, &version),
-        Route::OpenApiV2 => Ok(openapi::v2(accept)),
+        Route::OpenApiV2 => Ok(openapi::v2(&kinds, openapi::Asked::of(&parts))),
         Route::OpenApiV3 => Ok(openapi::v3_index(&kinds)),
-        Route::OpenApiV3Document(path) => openapi::v3_document(&kinds, &path),
+        Route::OpenApiV3Document(path) => openapi::v3_document(&kinds, &path, openapi::Asked::of(&parts)),
         Route::Resource(target) if kinds.in_version(&target.group, &target.version).next().is_none() => {
             Ok(page_not_found())
         }
@@ -102,6 +104,7 @@ async fn answer(
                 query: Query::parse(parts.uri.query()),
                 accept: accept.map(Into::into),
                 content_type,
+                agent: header(USER_AGENT).unwrap_or(&caller.name).to_owned(),
                 method: parts.method,
                 body,
                 closing,

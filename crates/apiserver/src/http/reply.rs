@@ -1,7 +1,7 @@
 //! Building HTTP responses: objects, Status, plain text, warnings.
 
 use bytes::{Bytes, BytesMut};
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WARNING};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WARNING};
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
@@ -17,11 +17,12 @@ pub(crate) struct Reply {
     pub(crate) content_type: &'static str,
     pub(crate) body: ApiBody,
     pub(crate) warnings: Vec<String>,
+    pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
 }
 
 impl Reply {
     pub(crate) fn bytes(code: StatusCode, body: impl Into<Bytes>) -> Self {
-        Self { code, content_type: JSON, body: ApiBody::full(body), warnings: Vec::new() }
+        Self { code, content_type: JSON, body: ApiBody::full(body), warnings: Vec::new(), headers: Vec::new() }
     }
 
     pub(crate) fn buffer(code: StatusCode, body: BytesMut) -> Self {
@@ -33,11 +34,17 @@ impl Reply {
     }
 
     pub(crate) fn text(code: StatusCode, body: impl Into<Bytes>) -> Self {
-        Self { code, content_type: "text/plain; charset=utf-8", body: ApiBody::full(body), warnings: Vec::new() }
+        Self {
+            code,
+            content_type: "text/plain; charset=utf-8",
+            body: ApiBody::full(body),
+            warnings: Vec::new(),
+            headers: Vec::new(),
+        }
     }
 
     pub(crate) fn stream(body: ApiBody) -> Self {
-        Self { code: StatusCode::OK, content_type: JSON, body, warnings: Vec::new() }
+        Self { code: StatusCode::OK, content_type: JSON, body, warnings: Vec::new(), headers: Vec::new() }
     }
 
     /// The Status that reports success about one object.
@@ -65,6 +72,9 @@ impl Reply {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(self.content_type));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+        for (name, value) in self.headers {
+            headers.insert(name, value);
+        }
         for warning in self.warnings {
             let quoted: String = warning
                 .chars()

@@ -96,10 +96,6 @@ impl Strategy for Events {
         Descriptor::new("events.k8s.io", "v1", "Event", "events").short(&["ev"]).deletes_with_status().put_creates()
     }
 
-    fn micro_times() -> &'static [&'static str] {
-        &["/eventTime", "/series/lastObservedTime"]
-    }
-
     fn name_rule() -> NameRule {
         NameRule::PathSegment
     }

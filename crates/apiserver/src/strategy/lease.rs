@@ -21,10 +21,6 @@ impl Strategy for Leases {
             .put_creates()
     }
 
-    fn micro_times() -> &'static [&'static str] {
-        &["/spec/acquireTime", "/spec/renewTime"]
-    }
-
     fn validate(lease: &Lease) -> Vec<FieldError> {
         let mut errors = Vec::new();
         let spec = lease.spec.clone().unwrap_or_default();
