@@ -1,5 +1,7 @@
 //! Collection on a real API server: owners and dependents of built-in and custom kinds, and the end of namespaces.
 
+#![allow(clippy::unwrap_used)]
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -198,7 +198,7 @@ mod tests {
             "firstTimestamp": "2026-01-02T03:04:05Z", "lastTimestamp": "2026-01-02T03:04:06Z",
             "reportingComponent": "r", "reportingInstance": "i",
         });
-        let stored = Bytes::from(serde_json::from_value::<Core>(core.clone()).unwrap().encode());
+        let stored = serde_json::from_value::<Core>(core.clone()).unwrap().encode();
         let shown = Renamed.show(&stored);
         let seen: Value = serde_json::from_slice(&shown).unwrap();
         assert_eq!(seen["apiVersion"], "events.k8s.io/v1");

@@ -103,7 +103,8 @@ async fn status_and_specification_are_written_apart() {
     let made = talk.made(THINGS, with_status).await;
     assert!(made.get("status").is_none(), "a new object has no status: {made}");
     let path = format!("{THINGS}/a");
-    let change = json!({ "status": { "phase": "Ready" }, "spec": { "size": 9 }, "metadata": { "labels": { "x": "y" } } });
+    let change =
+        json!({ "status": { "phase": "Ready" }, "spec": { "size": 9 }, "metadata": { "labels": { "x": "y" } } });
     let (_, after) = talk.patch(&format!("{path}/status"), change).await;
     assert_eq!(after["status"]["phase"], "Ready");
     assert_eq!((&after["spec"]["size"], &after["metadata"]["labels"]), (&json!(3), &Value::Null));
@@ -224,10 +225,8 @@ async fn definitions_survive_a_restart() {
     let Talk { client, server, dir } = talk;
     drop(client);
     server.close().await;
-    let server = cleat_apiserver::ApiServer::open(cleat_apiserver::Config::new(
-        dir.path(),
-        "127.0.0.1:0".parse().unwrap(),
-    ));
+    let server =
+        cleat_apiserver::ApiServer::open(cleat_apiserver::Config::new(dir.path(), "127.0.0.1:0".parse().unwrap()));
     let server = server.await.unwrap();
     let talk = Talk { client: server.client("system:admin"), server, dir };
     assert_eq!(talk.get(&format!("{THINGS}/a")).await.0, 200, "served from the first moment");

@@ -40,7 +40,8 @@ async fn workloads_are_stored_with_defaults_and_generations() {
         assert_eq!(made["spec"]["template"]["spec"]["dnsPolicy"], "ClusterFirst", "{kind}");
         let (_, same) = talk.put(&format!("{base}/w"), made.clone()).await;
         assert_eq!(version(&same), version(&made), "{kind}: defaults are stable");
-        let (_, after) = talk.patch(&format!("{base}/w/status"), json!({ "status": { "observedGeneration": 1 } })).await;
+        let seen = if kind == "Job" { json!({ "active": 1 }) } else { json!({ "observedGeneration": 1 }) };
+        let (_, after) = talk.patch(&format!("{base}/w/status"), json!({ "status": seen })).await;
         assert_eq!((&after["metadata"]["generation"], version(&after) > version(&made)), (&json!(1), true), "{kind}");
         let changed = json!({ "spec": { "template": { "metadata": { "labels": { "app": "other" } } } } });
         let (code, refused) = talk.patch(&format!("{base}/w"), changed).await;
@@ -141,7 +142,8 @@ async fn secrets_and_maps_that_are_frozen_stay_as_they_are() {
         ("kubernetes.io/basic-auth", json!({}), vec!["data[username]", "data[password]"]),
         ("kubernetes.io/ssh-auth", json!({}), vec!["data[ssh-privatekey]"]),
     ] {
-        let (code, refused) = talk.post(secrets, json!({ "metadata": { "name": "t" }, "type": kind, "data": data })).await;
+        let (code, refused) =
+            talk.post(secrets, json!({ "metadata": { "name": "t" }, "type": kind, "data": data })).await;
         assert_eq!((code, causes(&refused)), (422, missing.iter().map(ToString::to_string).collect()), "{kind}");
     }
     let maps = "/api/v1/namespaces/default/configmaps";

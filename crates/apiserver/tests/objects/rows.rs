@@ -77,8 +77,7 @@ async fn row_12_a_deletion_has_a_version_of_its_own() {
     let deleted = watch.next().await.unwrap();
     assert_eq!(deleted["type"], "DELETED");
     assert!(version(&deleted["object"]) > version(&made));
-    let mut resumed =
-        talk.watch(&format!("{MAPS}?watch=1&resourceVersion={}", version(&deleted["object"]))).await;
+    let mut resumed = talk.watch(&format!("{MAPS}?watch=1&resourceVersion={}", version(&deleted["object"]))).await;
     talk.made(MAPS, map("b")).await;
     let next = resumed.next().await.unwrap();
     assert_eq!((next["type"].as_str(), &next["object"]["metadata"]["name"]), (Some("ADDED"), &json!("b")));
