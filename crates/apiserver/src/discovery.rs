@@ -91,10 +91,15 @@ pub(crate) fn resources(kinds: &Kinds, group: &str, version: &str) -> Result<Rep
         }
         resources.push(main);
         for (name, kind, verbs) in subresources(d) {
-            resources.push(json!({
+            let mut shown = json!({
                 "name": format!("{}/{name}", d.plural), "singularName": "", "namespaced": d.namespaced,
                 "kind": kind, "verbs": verbs,
-            }));
+            });
+            if let Some((group, version)) = elsewhere(kind) {
+                shown["group"] = group.into();
+                shown["version"] = version.into();
+            }
+            resources.push(shown);
         }
     }
     if resources.is_empty() {
@@ -114,10 +119,22 @@ fn subresources(d: &Descriptor) -> Vec<(&str, &str, &[&str])> {
         .filter(|(plural, ..)| *plural == d.plural && d.group.is_empty())
         .map(|(_, name, body, verbs)| (*name, *body, *verbs))
         .collect();
+    let shown: &[&str] = &["get", "patch", "update"];
+    if d.scale.is_some() {
+        found.push(("scale", "Scale", shown));
+    }
     if d.has_status {
-        found.push(("status", &d.kind, &["get", "patch", "update"]));
+        found.push(("status", &d.kind, shown));
     }
     found
+}
+
+/// Where the kind of a subresource's body lives, if not where the resource does.
+fn elsewhere(kind: &str) -> Option<(&'static str, &'static str)> {
+    match kind {
+        "Scale" => Some(("autoscaling", "v1")),
+        _ => None,
+    }
 }
 
 fn aggregated(kinds: &Kinds, wanted: impl Fn(&str) -> bool) -> Reply {
@@ -127,7 +144,12 @@ fn aggregated(kinds: &Kinds, wanted: impl Fn(&str) -> bool) -> Reply {
         let subresources: Vec<Value> = subresources(d)
             .into_iter()
             .map(|(name, body, verbs)| {
-                json!({ "subresource": name, "responseKind": response_kind(body), "verbs": verbs })
+                let mut kind = response_kind(body);
+                if let Some((group, version)) = elsewhere(body) {
+                    kind["group"] = group.into();
+                    kind["version"] = version.into();
+                }
+                json!({ "subresource": name, "responseKind": kind, "verbs": verbs })
             })
             .collect();
         let mut body = json!({

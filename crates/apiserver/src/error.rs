@@ -21,6 +21,8 @@ pub(crate) enum ApiError {
     NoSuchResource,
     #[error("the server does not allow this method on the requested resource")]
     MethodNotAllowed,
+    #[error("{0}")]
+    NotAllowedNow(&'static str),
     #[error("only the following media types are accepted: application/json")]
     NotAcceptable,
     #[error("the body of the request was in an unknown format - accepted media types include: {0}")]
@@ -144,7 +146,7 @@ impl ApiError {
             }
             Self::NotFound { resource, name } => (404, "NotFound", Some(about(resource, name)), None),
             Self::NoSuchResource => (404, "NotFound", Some(json!({})), None),
-            Self::MethodNotAllowed => (405, "MethodNotAllowed", None, None),
+            Self::MethodNotAllowed | Self::NotAllowedNow(_) => (405, "MethodNotAllowed", None, None),
             Self::NotAcceptable => (406, "NotAcceptable", None, None),
             Self::UnsupportedMediaType(_) => (415, "UnsupportedMediaType", None, None),
             Self::AlreadyExists { resource, name, .. } => (409, "AlreadyExists", Some(about(resource, name)), None),

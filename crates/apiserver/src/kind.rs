@@ -4,7 +4,7 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use jiff::Timestamp;
@@ -15,13 +15,15 @@ use serde::de::DeserializeOwned;
 use serde::{Deserializer, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
+use tokio_util::sync::CancellationToken;
 
 use crate::descriptor::Descriptor;
 use crate::field::FieldError;
 use crate::meta::NameRule;
 use crate::schema::Schema;
 use crate::schema::builtin::Definitions;
-use crate::table::Column;
+use crate::table::{Column, ColumnOf};
+use crate::view::Conversion;
 
 /// The behaviour of one kind where it differs from the common rules. Every method is pure.
 pub(crate) trait Strategy: Send + Sync + 'static {
@@ -46,6 +48,11 @@ pub(crate) trait Strategy: Send + Sync + 'static {
     fn prepare_status(_new: &mut Self::Object, _old: &Self::Object, _now: Timestamp) {}
 
     fn validate(_object: &Self::Object) -> Vec<FieldError> {
+        Vec::new()
+    }
+
+    /// What only a new object has to meet.
+    fn validate_new(_object: &Self::Object) -> Vec<FieldError> {
         Vec::new()
     }
 
@@ -75,6 +82,11 @@ pub(crate) trait Strategy: Send + Sync + 'static {
     fn columns() -> &'static [Column];
 
     fn cells(object: &Self::Object, now: Timestamp) -> Vec<Value>;
+
+    /// For a kind that shares its storage with another.
+    fn conversion() -> Option<Arc<dyn Conversion>> {
+        None
+    }
 
     /// The row's `conditions`, for the kinds that have them.
     fn row_conditions(_object: &Self::Object) -> Option<Value> {
@@ -128,8 +140,10 @@ impl<T: Typed> Object for T {
     }
 
     fn encode(&self) -> Bytes {
+        let mut out = Vec::with_capacity(512);
         // Maps in the types are ordered and have string keys, so encoding is deterministic and cannot fail.
-        metadata_first(serde_json::to_vec(self).expect("API types encode")).into()
+        self.serialize(&mut serde_json::Serializer::with_formatter(&mut out, WholeNumbers)).expect("API types encode");
+        metadata_first(out).into()
     }
 
     fn to_value(&self) -> Value {
@@ -137,8 +151,20 @@ impl<T: Typed> Object for T {
     }
 }
 
+/// Writes a number without a fraction as clients write it: `10`, not `10.0`.
+struct WholeNumbers;
+
+impl serde_json::ser::Formatter for WholeNumbers {
+    fn write_f64<W: ?Sized + std::io::Write>(&mut self, writer: &mut W, value: f64) -> std::io::Result<()> {
+        if value.fract() == 0.0 && value.abs() < 1e15 {
+            return write!(writer, "{value:.0}");
+        }
+        serde_json::ser::CompactFormatter.write_f64(writer, value)
+    }
+}
+
 /// Moves `metadata` to directly after `apiVersion` and `kind`: `render` relies on finding it there.
-fn metadata_first(bytes: Vec<u8>) -> Vec<u8> {
+pub(crate) fn metadata_first(bytes: Vec<u8>) -> Vec<u8> {
     let metadata_third = {
         let mut quoted = bytes.split(|b| *b == b'"');
         // apiVersion, its value, kind, its value: the third key is the tenth piece between quotes.
@@ -188,14 +214,41 @@ pub(crate) trait Kind: Send + Sync {
     fn prepare_update(&self, new: &mut dyn Object, old: &dyn Object);
     fn prepare_status(&self, new: &mut dyn Object, old: &dyn Object, now: Timestamp);
     fn validate(&self, object: &dyn Object) -> Vec<FieldError>;
+    fn validate_new(&self, object: &dyn Object) -> Vec<FieldError>;
     fn validate_update(&self, new: &dyn Object, old: &dyn Object) -> Vec<FieldError>;
     fn validate_status(&self, new: &dyn Object, old: &dyn Object) -> Vec<FieldError>;
     fn is_held(&self, object: &dyn Object) -> bool;
-    fn fields(&self) -> &'static [&'static str];
+    fn fields(&self) -> Vec<&str>;
     fn field(&self, object: &dyn Object, name: &str) -> String;
-    fn columns(&self) -> &'static [Column];
+    fn columns(&self) -> Vec<ColumnOf<'_>>;
     fn cells(&self, object: &dyn Object, now: Timestamp) -> Vec<Value>;
     fn row_conditions(&self, object: &dyn Object) -> Option<Value>;
+
+    /// How the kind differs from what is stored, if it does.
+    fn conversion(&self) -> Option<Arc<dyn Conversion>> {
+        None
+    }
+
+    /// What a client that uses the kind is to be warned of.
+    fn deprecation(&self) -> Option<&str> {
+        None
+    }
+
+    /// Why no object of the kind can be created now.
+    fn closed(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Cancelled when the kind is not served any more in this form; watches of it end then.
+    fn retired(&self) -> Option<&CancellationToken> {
+        None
+    }
+
+    fn retire(&self) {
+        if let Some(retired) = self.retired() {
+            retired.cancel();
+        }
+    }
     /// How objects of the kind are built and joined.
     fn schema(&self) -> &Schema {
         Schema::unknown()
@@ -212,6 +265,7 @@ pub(crate) trait Kind: Send + Sync {
 
 pub(crate) struct Erased<S> {
     descriptor: Descriptor,
+    conversion: Option<Arc<dyn Conversion>>,
     /// Built when first needed.
     schema: OnceLock<Schema>,
     strategy: PhantomData<fn() -> S>,
@@ -219,7 +273,12 @@ pub(crate) struct Erased<S> {
 
 impl<S: Strategy> Erased<S> {
     pub(crate) fn new() -> Self {
-        Self { descriptor: S::descriptor(), schema: OnceLock::new(), strategy: PhantomData }
+        Self {
+            descriptor: S::descriptor(),
+            conversion: S::conversion(),
+            schema: OnceLock::new(),
+            strategy: PhantomData,
+        }
     }
 }
 
@@ -275,6 +334,10 @@ impl<S: Strategy> Kind for Erased<S> {
         S::validate(typed(object))
     }
 
+    fn validate_new(&self, object: &dyn Object) -> Vec<FieldError> {
+        S::validate_new(typed(object))
+    }
+
     fn validate_update(&self, new: &dyn Object, old: &dyn Object) -> Vec<FieldError> {
         S::validate_update(typed(new), typed(old))
     }
@@ -287,16 +350,16 @@ impl<S: Strategy> Kind for Erased<S> {
         S::is_held(typed(object))
     }
 
-    fn fields(&self) -> &'static [&'static str] {
-        S::fields()
+    fn fields(&self) -> Vec<&str> {
+        S::fields().to_vec()
     }
 
     fn field(&self, object: &dyn Object, name: &str) -> String {
         S::field(typed(object), name)
     }
 
-    fn columns(&self) -> &'static [Column] {
-        S::columns()
+    fn columns(&self) -> Vec<ColumnOf<'_>> {
+        S::columns().to_vec()
     }
 
     fn cells(&self, object: &dyn Object, now: Timestamp) -> Vec<Value> {
@@ -305,6 +368,10 @@ impl<S: Strategy> Kind for Erased<S> {
 
     fn row_conditions(&self, object: &dyn Object) -> Option<Value> {
         S::row_conditions(typed(object))
+    }
+
+    fn conversion(&self) -> Option<Arc<dyn Conversion>> {
+        self.conversion.clone()
     }
 
     fn schema(&self) -> &Schema {

@@ -6,6 +6,7 @@
 mod admission;
 mod api;
 mod authenticate;
+mod custom;
 mod descriptor;
 mod discovery;
 mod endpoint;
@@ -15,7 +16,6 @@ mod field;
 mod http;
 mod kind;
 mod kubeconfig;
-mod lifecycle;
 mod managed;
 mod meta;
 mod names;
@@ -29,6 +29,7 @@ mod serve;
 mod strategy;
 mod strict;
 mod table;
+mod view;
 
 use std::convert::Infallible;
 use std::fs;
@@ -48,7 +49,7 @@ use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-use api::{Api, Kinds};
+use api::{Api, Catalog};
 use authenticate::Caller;
 pub use pki::PkiError;
 pub use serve::TlsError;
@@ -136,11 +137,12 @@ impl ApiServer {
         let store: Arc<dyn Store> = Arc::new(store);
         let (release, released) = watch::channel(());
         let closing = CancellationToken::new();
-        let api = Arc::new(Api { store, kinds: Kinds::builtin(), closing, _release: release });
+        let api = Arc::new(Api { store, catalog: Catalog::builtin(), closing, _release: release });
         for name in NAMESPACES {
             seed(&api, name).await?;
         }
-        tokio::spawn(lifecycle::run(api.clone()));
+        custom::register::load(&api).await;
+        tokio::spawn(custom::register::run(api.clone()));
         tokio::spawn(expiry::run(api.clone()));
         tracing::info!(%address, data = %data.display(), "API server open");
         Ok(Self { api, listener: Arc::new(listener), address, tls, kubeconfig, released })
@@ -212,7 +214,8 @@ fn make_private(dir: &Path) -> io::Result<()> {
 
 async fn seed(api: &Api, name: &'static str) -> Result<(), OpenError> {
     let failed = |why: String| OpenError::Seed { name, why };
-    let kind = api.kinds.find("", "v1", "namespaces").ok_or_else(|| failed("the kind is missing".into()))?;
+    let kinds = api.kinds();
+    let kind = kinds.find("", "v1", "namespaces").ok_or_else(|| failed("the kind is missing".into()))?;
     let mut namespace = Namespace::default();
     namespace.metadata.name = Some(name.into());
     let effect = http::query::Effect::Write;

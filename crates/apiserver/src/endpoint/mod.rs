@@ -7,6 +7,7 @@ mod decode;
 pub(crate) mod delete;
 mod list;
 mod read;
+mod scale;
 mod update;
 mod watch;
 pub(crate) mod write;
@@ -49,7 +50,15 @@ impl At<'_> {
 }
 
 pub(crate) async fn dispatch(api: &Arc<Api>, call: Call, target: Target) -> Result<Reply, ApiError> {
-    let kind = api.kinds.find(&target.group, &target.version, &target.plural).ok_or(ApiError::NoSuchResource)?;
+    let kinds = api.kinds();
+    let target = if binding::is_collection(&call, &target) { binding::redirected(&call, target)? } else { target };
+    let kind = kinds.find(&target.group, &target.version, &target.plural).ok_or(ApiError::NoSuchResource)?;
+    let mut reply = perform(api, call, target, kind).await?;
+    reply.warnings.extend(kind.deprecation().map(Into::into));
+    Ok(reply)
+}
+
+async fn perform(api: &Arc<Api>, call: Call, target: Target, kind: &Arc<dyn Kind>) -> Result<Reply, ApiError> {
     let d = kind.descriptor();
     let namespace = target.namespace.as_deref();
     if namespace.is_some() && !d.namespaced {
@@ -65,6 +74,12 @@ pub(crate) async fn dispatch(api: &Arc<Api>, call: Call, target: Target) -> Resu
     match target.subresource.as_deref() {
         None => object(api, &call, at).await,
         Some("status") if d.has_status => status(api, &call, at).await,
+        Some("scale") if let Some(paths) = &d.scale => scale::scale(api, &call, at, paths).await,
+        // Logs are with the node; here is only known whether there is a pod.
+        Some("log") if d.plural == "pods" && d.group.is_empty() => match read::get(api, &call, at).await {
+            Err(error @ ApiError::NotFound { .. }) => Err(error),
+            _ => Err(ApiError::NoSuchResource),
+        },
         Some("binding") if d.plural == "pods" && d.group.is_empty() => match call.method {
             Method::POST => binding::bind(api, &call, at).await,
             _ => Err(ApiError::MethodNotAllowed),
@@ -104,6 +119,9 @@ async fn collection(
 async fn create(api: &Arc<Api>, call: &Call, kind: &dyn Kind, namespace: Option<&str>) -> Result<Reply, ApiError> {
     let effect = call.query.effect("CreateOptions")?;
     let validation = call.query.field_validation("CreateOptions")?;
+    if let Some(why) = kind.closed() {
+        return Err(ApiError::NotAllowedNow(why));
+    }
     let manager = call.query.field_manager("CreateOptions", &call.agent)?;
     let (mut object, warnings) = decode::body(call, kind, validation)?;
     Tracker::new(kind, Part::Main, Operation::Update, &manager).created(&mut *object);

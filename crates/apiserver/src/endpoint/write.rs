@@ -53,30 +53,33 @@ pub(crate) async fn insert(
     kind.default(&mut *object);
     admission::create(api, kind, &mut *object).await?;
     meta::stamp_created(object.meta_mut(), now);
-    kind.prepare_create(&mut *object, now);
-    meta::normalise(object.meta_mut());
     let base = object.meta().generate_name.clone().filter(|_| object.meta().name.is_none());
+    let named = object;
     let mut attempt = 0;
     loop {
         attempt += 1;
+        let mut object = named.copy();
         if let Some(base) = &base {
             object.meta_mut().name = Some(meta::generated_name(base));
         }
+        kind.prepare_create(&mut *object, now);
+        meta::normalise(object.meta_mut());
         let name = object.meta().name.clone().unwrap_or_default();
-        let mut errors = meta::validate(object.meta(), kind.name_rule());
+        let mut errors = meta::validate(object.meta(), kind.name_rule(), d.finalizers());
         errors.extend(kind.validate(&*object));
+        errors.extend(kind.validate_new(&*object));
         if !errors.is_empty() {
             return Err(ApiError::invalid(d, &name, errors));
         }
         let value = object.encode();
         let key = d.key(namespace, &name);
         if effect == Effect::DryRun {
-            return match api.store.get(&key).await? {
+            return match api.of(kind).get(&key).await? {
                 Some(entry) => Err(exists(kind, &name, &entry)),
                 None => Ok(Stored { value, revision: 0 }),
             };
         }
-        match api.store.create(&key, value.clone()).await {
+        match api.of(kind).create(&key, value.clone()).await {
             Ok(revision) => return Ok(Stored { value, revision }),
             Err(WriteError::Exists { .. }) if base.is_some() && attempt < NAME_ATTEMPTS => {}
             Err(WriteError::Exists { current, .. }) => return Err(exists(kind, &name, &current)),
@@ -120,7 +123,7 @@ pub(crate) async fn modify(
 ) -> Result<Stored, ApiError> {
     let key = at.key();
     loop {
-        let entry = api.store.get(&key).await?.ok_or_else(|| at.not_found())?;
+        let entry = api.of(at.kind).get(&key).await?.ok_or_else(|| at.not_found())?;
         let stored = Stored::from(&entry);
         let old = decode(at.kind, &entry)?;
         let mut new = change(&*old, &stored)?;
@@ -136,7 +139,7 @@ pub(crate) async fn modify(
                 return Ok(Stored { value: new.encode(), ..stored });
             }
             // The last thing that held a deleted object is gone, and so is the object.
-            match api.store.delete(&key, entry.modified).await {
+            match api.of(at.kind).delete(&key, entry.modified).await {
                 Ok(_) => return Ok(Stored { value: new.encode(), ..stored }),
                 Err(WriteError::Conflict { .. }) => continue,
                 Err(WriteError::Missing { .. }) => return Err(at.not_found()),
@@ -151,7 +154,7 @@ pub(crate) async fn modify(
         if effect == Effect::DryRun {
             return Ok(Stored { value, ..stored });
         }
-        match api.store.update(&key, entry.modified, value.clone()).await {
+        match api.of(at.kind).update(&key, entry.modified, value.clone()).await {
             Ok(revision) => return Ok(Stored { value, revision }),
             // The change is computed again; if it insists on a resourceVersion it now fails.
             Err(WriteError::Conflict { .. }) => {}
@@ -242,7 +245,7 @@ fn check_valid(at: &At<'_>, part: Part, new: &dyn Object, old: &dyn Object) -> R
     let mut errors = meta::validate_update(new.meta(), old.meta());
     match part {
         Part::Main => {
-            errors.extend(meta::validate(new.meta(), at.kind.name_rule()));
+            errors.extend(meta::validate(new.meta(), at.kind.name_rule(), at.descriptor().finalizers()));
             errors.extend(at.kind.validate(new));
             errors.extend(at.kind.validate_update(new, old));
         }

@@ -31,7 +31,7 @@ impl<'a> Tracker<'a> {
         };
         let ignored = match part {
             Part::Main if d.has_status => FieldSet::of(&[&["status"]]),
-            Part::Status if d.plural == "volumeattachments" => FieldSet::of(&[&["spec"], &["metadata"]]),
+            Part::Status if d.plural == "volumeattachments" || d.custom => FieldSet::of(&[&["spec"], &["metadata"]]),
             Part::Status => FieldSet::of(&[&["spec"]]),
             Part::Main | Part::Finalize | Part::Whole => FieldSet::default(),
         };

@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::error::ApiError;
 use crate::kind::Kind;
 use crate::render::{self, Stored};
+use crate::schema::Schema;
 
 const ACCEPTED: &str = "application/json-patch+json, application/merge-patch+json, \
                         application/strategic-merge-patch+json, application/apply-patch+yaml";
@@ -77,14 +78,18 @@ impl Patch {
         render::object(&mut bytes, kind.descriptor(), stored);
         let mut value: Value = serde_json::from_slice(&bytes)
             .map_err(|e| ApiError::Internal(format!("a stored object cannot be read: {e}")))?;
-        match self {
-            Self::Json(patch) => {
-                json_patch::patch(&mut value, patch).map_err(|_| ApiError::PatchRejected)?;
-            }
-            Self::Merge(patch) => json_patch::merge(&mut value, patch),
-            Self::Strategic(patch) => strategic::merge(kind.schema(), &mut value, patch)?,
-        }
+        self.merge(kind.schema(), &mut value)?;
         Ok(value)
+    }
+
+    /// Applies the patch to an object of this shape.
+    pub(crate) fn merge(&self, schema: &Schema, value: &mut Value) -> Result<(), ApiError> {
+        match self {
+            Self::Json(patch) => json_patch::patch(value, patch).map_err(|_| ApiError::PatchRejected)?,
+            Self::Merge(patch) => json_patch::merge(value, patch),
+            Self::Strategic(patch) => strategic::merge(schema, value, patch)?,
+        }
+        Ok(())
     }
 }
 

@@ -27,7 +27,6 @@ impl Schema {
     }
 
     /// The schema of a custom resource, from the `openAPIV3Schema` of one of its versions.
-    #[allow(dead_code, reason = "custom resources use it")]
     pub(crate) fn from_open_api(declared: &Value) -> Self {
         let mut definitions = Definitions::new();
         let meta = definitions.add::<ObjectMeta>();

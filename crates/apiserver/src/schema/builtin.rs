@@ -31,7 +31,6 @@ impl Definitions {
     }
 
     /// A description that comes from elsewhere: a custom resource's. It may refer to types that were added.
-    #[allow(dead_code, reason = "custom resources use it")]
     pub(crate) fn put(&mut self, name: &str, description: Value) {
         self.generator.definitions_mut().insert(name.to_owned(), description);
     }
