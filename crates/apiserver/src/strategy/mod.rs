@@ -11,6 +11,7 @@ mod lease;
 mod namespace;
 mod node;
 mod pod;
+pub(crate) mod rbac;
 mod secret;
 mod service_account;
 mod volume;
@@ -41,6 +42,10 @@ pub(crate) fn all() -> Vec<Arc<dyn Kind>> {
         Arc::new(Erased::<secret::Secrets>::new()),
         Arc::new(Erased::<service_account::ServiceAccounts>::new()),
         Arc::new(Erased::<lease::Leases>::new()),
+        Arc::new(Erased::<rbac::ClusterRoleBindings>::new()),
+        Arc::new(Erased::<rbac::ClusterRoles>::new()),
+        Arc::new(Erased::<rbac::RoleBindings>::new()),
+        Arc::new(Erased::<rbac::Roles>::new()),
         Arc::new(Erased::<csi_driver::CsiDrivers>::new()),
         Arc::new(Erased::<csi_node::CsiNodes>::new()),
         Arc::new(Erased::<class::Classes>::new()),
