@@ -4,6 +4,7 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use jiff::Timestamp;
@@ -13,11 +14,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserializer, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
+use tokio_util::sync::CancellationToken;
 
 use crate::descriptor::Descriptor;
 use crate::field::FieldError;
 use crate::meta::NameRule;
-use crate::table::Column;
+use crate::table::{Column, ColumnOf};
+use crate::view::Conversion;
 
 /// The behaviour of one kind where it differs from the common rules. Every method is pure.
 pub(crate) trait Strategy: Send + Sync + 'static {
@@ -72,6 +75,11 @@ pub(crate) trait Strategy: Send + Sync + 'static {
 
     fn cells(object: &Self::Object, now: Timestamp) -> Vec<Value>;
 
+    /// For a kind that shares its storage with another.
+    fn conversion() -> Option<Arc<dyn Conversion>> {
+        None
+    }
+
     /// The row's `conditions`, for the kinds that have them.
     fn row_conditions(_object: &Self::Object) -> Option<Value> {
         None
@@ -118,7 +126,7 @@ impl<T: Typed> Object for T {
 }
 
 /// Moves `metadata` to directly after `apiVersion` and `kind`: `render` relies on finding it there.
-fn metadata_first(bytes: Vec<u8>) -> Vec<u8> {
+pub(crate) fn metadata_first(bytes: Vec<u8>) -> Vec<u8> {
     let metadata_third = {
         let mut quoted = bytes.split(|b| *b == b'"');
         // apiVersion, its value, kind, its value: the third key is the tenth piece between quotes.
@@ -171,21 +179,53 @@ pub(crate) trait Kind: Send + Sync {
     fn validate_update(&self, new: &dyn Object, old: &dyn Object) -> Vec<FieldError>;
     fn validate_status(&self, new: &dyn Object, old: &dyn Object) -> Vec<FieldError>;
     fn is_held(&self, object: &dyn Object) -> bool;
-    fn fields(&self) -> &'static [&'static str];
+    fn fields(&self) -> Vec<&str>;
     fn field(&self, object: &dyn Object, name: &str) -> String;
-    fn columns(&self) -> &'static [Column];
+    fn columns(&self) -> Vec<ColumnOf<'_>>;
     fn cells(&self, object: &dyn Object, now: Timestamp) -> Vec<Value>;
     fn row_conditions(&self, object: &dyn Object) -> Option<Value>;
+
+    /// How the kind differs from what is stored, if it does.
+    fn conversion(&self) -> Option<Arc<dyn Conversion>> {
+        None
+    }
+
+    /// The OpenAPI schema of a kind that somebody defined; built-in kinds have theirs elsewhere.
+    fn schema(&self) -> Option<&Value> {
+        None
+    }
+
+    /// What a client that uses the kind is to be warned of.
+    fn deprecation(&self) -> Option<&str> {
+        None
+    }
+
+    /// Why no object of the kind can be created now.
+    fn closed(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Cancelled when the kind is not served any more in this form; watches of it end then.
+    fn retired(&self) -> Option<&CancellationToken> {
+        None
+    }
+
+    fn retire(&self) {
+        if let Some(retired) = self.retired() {
+            retired.cancel();
+        }
+    }
 }
 
 pub(crate) struct Erased<S> {
     descriptor: Descriptor,
+    conversion: Option<Arc<dyn Conversion>>,
     strategy: PhantomData<fn() -> S>,
 }
 
 impl<S: Strategy> Erased<S> {
     pub(crate) fn new() -> Self {
-        Self { descriptor: S::descriptor(), strategy: PhantomData }
+        Self { descriptor: S::descriptor(), conversion: S::conversion(), strategy: PhantomData }
     }
 }
 
@@ -253,16 +293,16 @@ impl<S: Strategy> Kind for Erased<S> {
         S::is_held(typed(object))
     }
 
-    fn fields(&self) -> &'static [&'static str] {
-        S::fields()
+    fn fields(&self) -> Vec<&str> {
+        S::fields().to_vec()
     }
 
     fn field(&self, object: &dyn Object, name: &str) -> String {
         S::field(typed(object), name)
     }
 
-    fn columns(&self) -> &'static [Column] {
-        S::columns()
+    fn columns(&self) -> Vec<ColumnOf<'_>> {
+        S::columns().to_vec()
     }
 
     fn cells(&self, object: &dyn Object, now: Timestamp) -> Vec<Value> {
@@ -271,6 +311,10 @@ impl<S: Strategy> Kind for Erased<S> {
 
     fn row_conditions(&self, object: &dyn Object) -> Option<Value> {
         S::row_conditions(typed(object))
+    }
+
+    fn conversion(&self) -> Option<Arc<dyn Conversion>> {
+        self.conversion.clone()
     }
 }
 

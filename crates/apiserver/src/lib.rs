@@ -26,6 +26,7 @@ mod selector;
 mod serve;
 mod strategy;
 mod table;
+mod view;
 
 use std::convert::Infallible;
 use std::fs;
@@ -45,7 +46,7 @@ use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-use api::{Api, Kinds};
+use api::{Api, Catalog};
 use authenticate::Caller;
 pub use pki::PkiError;
 pub use serve::TlsError;
@@ -133,7 +134,7 @@ impl ApiServer {
         let store: Arc<dyn Store> = Arc::new(store);
         let (release, released) = watch::channel(());
         let closing = CancellationToken::new();
-        let api = Arc::new(Api { store, kinds: Kinds::builtin(), closing, _release: release });
+        let api = Arc::new(Api { store, catalog: Catalog::builtin(), closing, _release: release });
         for name in NAMESPACES {
             seed(&api, name).await?;
         }
@@ -209,7 +210,8 @@ fn make_private(dir: &Path) -> io::Result<()> {
 
 async fn seed(api: &Api, name: &'static str) -> Result<(), OpenError> {
     let failed = |why: String| OpenError::Seed { name, why };
-    let kind = api.kinds.find("", "v1", "namespaces").ok_or_else(|| failed("the kind is missing".into()))?;
+    let kinds = api.kinds();
+    let kind = kinds.find("", "v1", "namespaces").ok_or_else(|| failed("the kind is missing".into()))?;
     let mut namespace = Namespace::default();
     namespace.metadata.name = Some(name.into());
     let effect = http::query::Effect::Write;

@@ -101,7 +101,8 @@ async fn empty(api: &Api, namespace: &str) -> Result<(), ApiError> {
 async fn delete_content(api: &Api, namespace: &str) -> Result<usize, ApiError> {
     let options = DeleteOptions::default();
     let mut left = 0;
-    for kind in api.kinds.iter().filter(|k| k.descriptor().namespaced) {
+    let kinds = api.kinds();
+    for kind in kinds.iter().filter(|k| k.descriptor().namespaced) {
         let prefix = kind.descriptor().prefix(Some(namespace));
         let found = api.store.list(Range { prefix: &prefix, ..Range::default() }).await?;
         for entry in &found.entries {
@@ -118,7 +119,8 @@ async fn delete_content(api: &Api, namespace: &str) -> Result<usize, ApiError> {
 }
 
 async fn finalize(api: &Api, name: &str) -> Result<(), ApiError> {
-    let Some(kind) = api.kinds.find("", "v1", "namespaces") else { return Ok(()) };
+    let kinds = api.kinds();
+    let Some(kind) = kinds.find("", "v1", "namespaces") else { return Ok(()) };
     let at = At { kind: &**kind, namespace: None, name };
     let mut change = |current: &dyn Object, _: &Stored| {
         let mut new = current.copy();

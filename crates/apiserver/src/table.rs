@@ -10,13 +10,16 @@ use crate::kind::{Kind, Source, Unknown};
 use crate::render::{self, Stored};
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Column {
-    name: &'static str,
-    kind: &'static str,
-    format: &'static str,
-    priority: u8,
-    description: &'static str,
+pub(crate) struct ColumnOf<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) kind: &'a str,
+    pub(crate) format: &'a str,
+    pub(crate) priority: i32,
+    pub(crate) description: &'a str,
 }
+
+/// A column known when the server was built.
+pub(crate) type Column = ColumnOf<'static>;
 
 pub(crate) const NAME: Column = Column {
     name: "Name",
@@ -28,7 +31,7 @@ pub(crate) const NAME: Column = Column {
 pub(crate) const AGE: Column =
     Column::text("Age", "Time since the object was created, as the server saw it when it answered.");
 
-impl Column {
+impl ColumnOf<'static> {
     pub(crate) const fn text(name: &'static str, description: &'static str) -> Self {
         Self { name, kind: "string", format: "", priority: 0, description }
     }
@@ -51,7 +54,7 @@ pub(crate) fn open(out: &mut BytesMut, kind: &dyn Kind, metadata: &Value, column
     out.put_slice(br#"{"kind":"Table","apiVersion":"meta.k8s.io/v1","metadata":"#);
     out.put_slice(metadata.to_string().as_bytes());
     out.put_slice(br#","columnDefinitions":"#);
-    let shown = if columns { kind.columns() } else { &[] };
+    let shown = if columns { kind.columns() } else { Vec::new() };
     let definitions: Vec<Value> = shown
         .iter()
         .map(|c| {

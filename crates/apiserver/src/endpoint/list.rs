@@ -82,7 +82,7 @@ pub(crate) async fn list(
         (None, _, None) => None,
     };
     let range = Range { prefix: &prefix, from: from.as_deref(), at };
-    let snapshot = match api.store.list(range).await {
+    let snapshot = match api.of(&**kind).list(range).await {
         Err(ListError::TooOld { .. }) if let Some(token) = token => {
             return Err(ApiError::ContinueExpired { fresh: Token { rv: -1, ..token }.encode() });
         }

@@ -47,7 +47,8 @@ impl At<'_> {
 }
 
 pub(crate) async fn dispatch(api: &Arc<Api>, call: Call, target: Target) -> Result<Reply, ApiError> {
-    let kind = api.kinds.find(&target.group, &target.version, &target.plural).ok_or(ApiError::NoSuchResource)?;
+    let kinds = api.kinds();
+    let kind = kinds.find(&target.group, &target.version, &target.plural).ok_or(ApiError::NoSuchResource)?;
     let d = kind.descriptor();
     let namespace = target.namespace.as_deref();
     if namespace.is_some() && !d.namespaced {

@@ -71,12 +71,12 @@ pub(crate) async fn insert(
         let value = object.encode();
         let key = d.key(namespace, &name);
         if effect == Effect::DryRun {
-            return match api.store.get(&key).await? {
+            return match api.of(kind).get(&key).await? {
                 Some(entry) => Err(exists(kind, &name, &entry)),
                 None => Ok(Stored { value, revision: 0 }),
             };
         }
-        match api.store.create(&key, value.clone()).await {
+        match api.of(kind).create(&key, value.clone()).await {
             Ok(revision) => return Ok(Stored { value, revision }),
             Err(WriteError::Exists { .. }) if base.is_some() && attempt < NAME_ATTEMPTS => {}
             Err(WriteError::Exists { current, .. }) => return Err(exists(kind, &name, &current)),
@@ -120,7 +120,7 @@ pub(crate) async fn modify(
 ) -> Result<Stored, ApiError> {
     let key = at.key();
     loop {
-        let entry = api.store.get(&key).await?.ok_or_else(|| at.not_found())?;
+        let entry = api.of(at.kind).get(&key).await?.ok_or_else(|| at.not_found())?;
         let stored = Stored::from(&entry);
         let old = decode(at.kind, &entry)?;
         let mut new = change(&*old, &stored)?;
@@ -136,7 +136,7 @@ pub(crate) async fn modify(
                 return Ok(Stored { value: new.encode(), ..stored });
             }
             // The last thing that held a deleted object is gone, and so is the object.
-            match api.store.delete(&key, entry.modified).await {
+            match api.of(at.kind).delete(&key, entry.modified).await {
                 Ok(_) => return Ok(Stored { value: new.encode(), ..stored }),
                 Err(WriteError::Conflict { .. }) => continue,
                 Err(WriteError::Missing { .. }) => return Err(at.not_found()),
@@ -150,7 +150,7 @@ pub(crate) async fn modify(
         if effect == Effect::DryRun {
             return Ok(Stored { value, ..stored });
         }
-        match api.store.update(&key, entry.modified, value.clone()).await {
+        match api.of(at.kind).update(&key, entry.modified, value.clone()).await {
             Ok(revision) => return Ok(Stored { value, revision }),
             // The change is computed again; if it insists on a resourceVersion it now fails.
             Err(WriteError::Conflict { .. }) => {}

@@ -83,16 +83,17 @@ async fn answer(
     let caller = caller.ok_or(ApiError::Unauthorized)?;
     // Authorization belongs here: whoever has proved to be somebody may do everything so far.
     tracing::trace!(user = caller.name, groups = ?caller.groups, method = %parts.method, uri = %parts.uri, "request");
+    let kinds = api.kinds();
     match route {
-        Route::Root => Ok(discovery::root(&api.kinds)),
-        Route::CoreVersions => Ok(discovery::core_versions(&api.kinds, accept)),
-        Route::Groups => Ok(discovery::groups(&api.kinds, accept)),
-        Route::Group(group) => discovery::group(&api.kinds, &group),
-        Route::Resources { group, version } => discovery::resources(&api.kinds, &group, &version),
+        Route::Root => Ok(discovery::root(&kinds)),
+        Route::CoreVersions => Ok(discovery::core_versions(&kinds, accept)),
+        Route::Groups => Ok(discovery::groups(&kinds, accept)),
+        Route::Group(group) => discovery::group(&kinds, &group),
+        Route::Resources { group, version } => discovery::resources(&kinds, &group, &version),
         Route::OpenApiV2 => Ok(openapi::v2(accept)),
-        Route::OpenApiV3 => Ok(openapi::v3_index(&api.kinds)),
-        Route::OpenApiV3Document(path) => openapi::v3_document(&api.kinds, &path),
-        Route::Resource(target) if api.kinds.in_version(&target.group, &target.version).next().is_none() => {
+        Route::OpenApiV3 => Ok(openapi::v3_index(&kinds)),
+        Route::OpenApiV3Document(path) => openapi::v3_document(&kinds, &path),
+        Route::Resource(target) if kinds.in_version(&target.group, &target.version).next().is_none() => {
             Ok(page_not_found())
         }
         Route::Resource(target) => {
