@@ -54,11 +54,8 @@ pub(crate) async fn check(api: &Api, token: &str, audiences: &[String]) -> Resul
             add(&format!("{what}-uid"), reference.uid.clone());
         }
     }
-    let groups = vec![
-        "system:serviceaccounts".into(),
-        format!("system:serviceaccounts:{namespace}"),
-        AUTHENTICATED.into(),
-    ];
+    let groups =
+        vec!["system:serviceaccounts".into(), format!("system:serviceaccounts:{namespace}"), AUTHENTICATED.into()];
     let name = user_name(namespace, &serviceaccount.name);
     let caller = Caller { name, uid: serviceaccount.uid.clone(), groups, extra };
     Ok(Verified { caller, audiences })
@@ -72,7 +69,8 @@ async fn exists(
     now: i64,
 ) -> Result<(), TokenError> {
     let gone = || TokenError::Gone(format!("the token's {plural} {:?} is gone", reference.name));
-    let kind = api.kinds.find("", "v1", plural).ok_or_else(gone)?;
+    let kinds = api.kinds();
+    let kind = kinds.find("", "v1", plural).ok_or_else(gone)?;
     let key = kind.descriptor().key(namespace, &reference.name);
     let entry = api.store.get(&key).await.map_err(|e| TokenError::Gone(e.to_string()))?.ok_or_else(gone)?;
     let found: Head = serde_json::from_slice(&entry.value).map_err(|_| gone())?;

@@ -44,12 +44,26 @@ async fn follow(api: &Api) -> Result<(), WatchError> {
     }
 }
 
+/// Repeats `collect` until nothing changes: roles collect roles that collect roles.
+pub(crate) async fn collect_all(api: &Api) -> Result<(), ApiError> {
+    const DEPTH: usize = 8;
+    for _ in 0..DEPTH {
+        let before = api.store.revision().await?;
+        collect(api).await?;
+        if api.store.revision().await? == before {
+            break;
+        }
+    }
+    Ok(())
+}
+
 /// Writes the rules of every aggregated role whose rules are not what they should be.
-pub(crate) async fn collect(api: &Api) -> Result<(), ApiError> {
+async fn collect(api: &Api) -> Result<(), ApiError> {
     let snapshot = api.store.list(Range { prefix: CLUSTER_ROLES, ..Range::default() }).await?;
     let roles: Vec<ClusterRole> =
         snapshot.entries.iter().filter_map(|e| serde_json::from_slice(&e.value).ok()).collect();
-    let Some(kind) = api.kinds.find(GROUP, "v1", "clusterroles") else { return Ok(()) };
+    let kinds = api.kinds();
+    let Some(kind) = kinds.find(GROUP, "v1", "clusterroles") else { return Ok(()) };
     for role in &roles {
         let Some(wanted) = collected(role, &roles) else { continue };
         if role.rules.as_deref().unwrap_or_default() == wanted {
@@ -121,7 +135,9 @@ mod tests {
                 "aggregationRule": { "clusterRoleSelectors": [{ "matchLabels": { "sum": "yes" } }] },
                 "rules": [rule("stale")],
             })),
-            role(json!({ "metadata": { "name": "a", "labels": { "sum": "yes" } }, "rules": [rule("get"), rule("get")] })),
+            role(
+                json!({ "metadata": { "name": "a", "labels": { "sum": "yes" } }, "rules": [rule("get"), rule("get")] }),
+            ),
             role(json!({ "metadata": { "name": "b", "labels": { "sum": "yes" } }, "rules": [rule("list")] })),
             role(json!({ "metadata": { "name": "c", "labels": { "sum": "no" } }, "rules": [rule("delete")] })),
         ];

@@ -27,7 +27,15 @@ const WRITE: &[&str] = &["create", "delete", "deletecollection", "patch", "updat
 const CORE: &[&str] = &[""];
 const STORAGE: &[&str] = &["storage.k8s.io"];
 const EVENTS: Rule = (&["", "events.k8s.io"], &["events"], &["create", "patch", "update"]);
-const WORKLOADS: &[&str] = &["daemonsets", "deployments", "deployments/scale", "replicasets", "replicasets/scale", "statefulsets", "statefulsets/scale"];
+const WORKLOADS: &[&str] = &[
+    "daemonsets",
+    "deployments",
+    "deployments/scale",
+    "replicasets",
+    "replicasets/scale",
+    "statefulsets",
+    "statefulsets/scale",
+];
 
 /// Everybody's own: a role, whom it is for, and what it allows.
 const COMPONENTS: &[(&str, &[Rule])] = &[
@@ -58,10 +66,7 @@ const COMPONENTS: &[(&str, &[Rule])] = &[
         "system:cleat:protector",
         &[(CORE, &["pods"], &["list"]), (CORE, &["persistentvolumeclaims", "persistentvolumes"], &["patch"])],
     ),
-    (
-        "system:cleat:scheduler",
-        &[(CORE, &["pods/binding"], &["create"]), (CORE, &["pods/status"], &["patch"]), EVENTS],
-    ),
+    ("system:cleat:scheduler", &[(CORE, &["pods/binding"], &["create"]), (CORE, &["pods/status"], &["patch"]), EVENTS]),
     (
         "system:cleat:attach-detach",
         &[
@@ -109,18 +114,37 @@ const EDIT: &[Rule] = &[
     (CORE, &["serviceaccounts"], &["impersonate"]),
     (&["apps"], WORKLOADS, WRITE),
     (&["batch"], &["jobs"], WRITE),
-    (&["coordination.k8s.io"], &["leases"], &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]),
+    (
+        &["coordination.k8s.io"],
+        &["leases"],
+        &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"],
+    ),
 ];
 const ADMIN: &[Rule] = &[
-    (&[GROUP], &["rolebindings", "roles"], &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]),
+    (
+        &[GROUP],
+        &["rolebindings", "roles"],
+        &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"],
+    ),
     (&["authorization.k8s.io"], &["localsubjectaccessreviews"], &["create"]),
 ];
 const BASIC: &[Rule] = &[
     (&["authorization.k8s.io"], &["selfsubjectaccessreviews", "selfsubjectrulesreviews"], &["create"]),
     (&["authentication.k8s.io"], &["selfsubjectreviews"], &["create"]),
 ];
-const DISCOVERY: &[&str] =
-    &["/api", "/api/*", "/apis", "/apis/*", "/healthz", "/livez", "/openapi", "/openapi/*", "/readyz", "/version", "/version/"];
+const DISCOVERY: &[&str] = &[
+    "/api",
+    "/api/*",
+    "/apis",
+    "/apis/*",
+    "/healthz",
+    "/livez",
+    "/openapi",
+    "/openapi/*",
+    "/readyz",
+    "/version",
+    "/version/",
+];
 const PUBLIC: &[&str] = &["/healthz", "/livez", "/readyz", "/version", "/version/"];
 const ISSUER: &[&str] = &["/.well-known/openid-configuration", "/openid/v1/jwks"];
 const MONITORING: &[&str] = &["/healthz", "/healthz/*", "/livez", "/livez/*", "/metrics", "/readyz", "/readyz/*"];
@@ -228,7 +252,12 @@ pub(crate) async fn ensure(api: &Api) -> Result<(), ApiError> {
             held.extend(missing(&held.clone(), &wanted));
         };
         let aggregated = role.aggregation_rule.is_some();
-        make(api, "clusterroles", Box::new(role), |object| if !aggregated { complete(object) }).await?;
+        make(api, "clusterroles", Box::new(role), |object| {
+            if !aggregated {
+                complete(object)
+            }
+        })
+        .await?;
     }
     for binding in bindings() {
         let wanted = binding.subjects.clone().unwrap_or_default();
@@ -245,9 +274,10 @@ async fn make(
     api: &Api,
     plural: &str,
     object: Box<dyn Object>,
-    complete: impl Fn(&mut dyn Object) + Send,
+    complete: impl Fn(&mut dyn Object) + Send + Sync,
 ) -> Result<(), ApiError> {
-    let kind = api.kinds.find(GROUP, "v1", plural).ok_or(ApiError::NoSuchResource)?;
+    let kinds = api.kinds();
+    let kind = kinds.find(GROUP, "v1", plural).ok_or(ApiError::NoSuchResource)?;
     let name = object.meta().name.clone().unwrap_or_default();
     match insert(api, &**kind, None, object, Effect::Write).await {
         Err(ApiError::AlreadyExists { .. }) => {}

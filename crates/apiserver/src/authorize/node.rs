@@ -1,7 +1,7 @@
 //! What a node may do beyond what roles grant: its own Node, CSINode and Lease, the pods placed on it, and the objects
 //! those pods refer to. What it may write into them is judged in `guard`.
 
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, SecretReference};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, SecretReference};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use serde::de::DeserializeOwned;
 
@@ -9,6 +9,7 @@ use super::feed::Feed;
 use super::reach::{Reach, Refers};
 use super::{Attributes, What};
 use crate::api::Api;
+use crate::selector;
 
 pub(crate) const LEASES: &str = "kube-node-lease";
 
@@ -31,7 +32,10 @@ pub(super) async fn may(api: &Api, reach: &Feed<Reach>, node: &str, asked: &Attr
         ("", "pods", "") => match verb {
             // Whose the pod is, is judged where it is written.
             "create" | "delete" => true,
-            "get" => !name.is_empty(),
+            "get" => {
+                let pod = read::<Pod>(api, group, plural, namespace, name).await;
+                pod.is_none_or(|pod| pod.spec.and_then(|s| s.node_name).as_deref() == Some(node))
+            }
             "list" | "watch" => selects(asked.fields, node),
             _ => false,
         },
@@ -61,10 +65,7 @@ pub(super) async fn may(api: &Api, reach: &Feed<Reach>, node: &str, asked: &Attr
 
 /// Does the field selector restrict a list of pods to the node's own?
 fn selects(fields: &str, node: &str) -> bool {
-    fields.split(',').any(|term| {
-        let value = term.trim().strip_prefix("spec.nodeName=");
-        value.is_some_and(|v| v.strip_prefix('=').unwrap_or(v) == node)
-    })
+    selector::required(fields, "spec.nodeName").is_some_and(|value| value == node)
 }
 
 async fn has(api: &Api, reach: &Feed<Reach>, node: &str, refers: Refers, namespace: &str, name: &str) -> bool {
@@ -102,7 +103,8 @@ async fn read<T: DeserializeOwned>(
     namespace: Option<&str>,
     name: &str,
 ) -> Option<T> {
-    let kind = api.kinds.find(group, "v1", plural)?;
+    let kinds = api.kinds();
+    let kind = kinds.find(group, "v1", plural)?;
     let entry = api.store.get(&kind.descriptor().key(namespace, name)).await.ok()??;
     serde_json::from_slice(&entry.value).ok()
 }

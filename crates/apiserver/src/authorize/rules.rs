@@ -39,7 +39,9 @@ fn covers_resource(rule: &str, plural: &str, subresource: &str) -> bool {
         return true;
     }
     match rule.split_once('/') {
-        Some((resource, sub)) => !subresource.is_empty() && sub == subresource && (resource == ALL || resource == plural),
+        Some((resource, sub)) => {
+            !subresource.is_empty() && sub == subresource && (resource == ALL || resource == plural)
+        }
         None => subresource.is_empty() && rule == plural,
     }
 }
@@ -137,12 +139,19 @@ mod tests {
         let named = json!({ "apiGroups": [""], "resources": ["pods"], "verbs": ["*"], "resourceNames": ["a"] });
         let status = json!({ "apiGroups": ["*"], "resources": ["*/status"], "verbs": ["update"] });
         let all = json!({ "apiGroups": ["*"], "resources": ["*"], "verbs": ["*"] });
-        let resource = |plural, subresource, name| What::Resource { group: "", plural, subresource, namespace: None, name };
+        let resource =
+            |plural, subresource, name| What::Resource { group: "", plural, subresource, namespace: None, name };
         for (case, value, verb, what, want) in [
             ("the verb and the resource", &pods, "get", resource("pods", "", "p"), true),
             ("another verb", &pods, "delete", resource("pods", "", "p"), false),
             ("a subresource is not its resource", &pods, "get", resource("pods", "log", "p"), false),
-            ("another group", &pods, "get", What::Resource { group: "x", plural: "pods", subresource: "", namespace: None, name: "" }, false),
+            (
+                "another group",
+                &pods,
+                "get",
+                What::Resource { group: "x", plural: "pods", subresource: "", namespace: None, name: "" },
+                false,
+            ),
             ("the name", &named, "get", resource("pods", "", "a"), true),
             ("another name", &named, "get", resource("pods", "", "b"), false),
             ("no name at all, as in a create", &named, "create", resource("pods", "", ""), false),
@@ -166,12 +175,14 @@ mod tests {
             rule(json!({ "apiGroups": [""], "resources": ["secrets"], "verbs": ["get"], "resourceNames": ["a"] })),
             rule(json!({ "nonResourceURLs": ["/health/*"], "verbs": ["get"] })),
         ];
-        let r = |group: &str, resource: &str, verb: &str| {
-            json!({ "apiGroups": [group], "resources": [resource], "verbs": [verb] })
-        };
+        let r = |group: &str, resource: &str, verb: &str| json!({ "apiGroups": [group], "resources": [resource], "verbs": [verb] });
         for (case, wanted, count) in [
             ("part of a rule", r("", "pods", "get"), 0),
-            ("one name of it", json!({ "apiGroups": [""], "resources": ["pods"], "verbs": ["get"], "resourceNames": ["x"] }), 0),
+            (
+                "one name of it",
+                json!({ "apiGroups": [""], "resources": ["pods"], "verbs": ["get"], "resourceNames": ["x"] }),
+                0,
+            ),
             ("a verb more", json!({ "apiGroups": [""], "resources": ["pods"], "verbs": ["get", "delete"] }), 1),
             ("all names where one is held", r("", "secrets", "get"), 1),
             ("all verbs", r("", "pods", "*"), 1),

@@ -300,7 +300,12 @@ mod tests {
     fn rules_name_what_is_missing() {
         for (case, rule, namespaced, want) in [
             ("complete", json!({ "verbs": ["get"], "apiGroups": [""], "resources": ["pods"] }), true, vec![]),
-            ("nothing", json!({ "verbs": [] }), true, vec!["rules[0].verbs", "rules[0].apiGroups", "rules[0].resources"]),
+            (
+                "nothing",
+                json!({ "verbs": [] }),
+                true,
+                vec!["rules[0].verbs", "rules[0].apiGroups", "rules[0].resources"],
+            ),
             ("paths in a cluster role", json!({ "verbs": ["get"], "nonResourceURLs": ["/x"] }), false, vec![]),
             (
                 "paths in a namespace",

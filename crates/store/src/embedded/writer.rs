@@ -10,7 +10,9 @@ use redb::Database;
 use tokio::sync::oneshot;
 
 use super::file::{META, OBJECTS, REVISION, encode};
+use super::seal::Seal;
 use super::state::Shared;
+use super::statistics::Statistics;
 use crate::{Entry, Event, Revision, WriteError};
 
 /// Bounds a batch, so that the first request in it does not wait for an endless queue.
@@ -31,7 +33,21 @@ pub(super) struct Request {
 
 type Answer = (oneshot::Sender<Result<Revision, WriteError>>, Arc<str>, Result<Revision, WriteError>);
 
-pub(super) fn run(database: Database, shared: Arc<Shared>, requests: Receiver<Request>) {
+/// Where batches go.
+pub(super) struct Disk {
+    pub(super) database: Database,
+    pub(super) seal: Option<Seal>,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum CommitError {
+    #[error(transparent)]
+    Database(#[from] redb::Error),
+    #[error("a value cannot be encrypted")]
+    Seal,
+}
+
+pub(super) fn run(disk: &Disk, shared: &Shared, statistics: &Statistics, requests: &Receiver<Request>) {
     while let Ok(first) = requests.recv() {
         let mut batch = vec![first];
         let mut bytes = 0;
@@ -42,17 +58,18 @@ pub(super) fn run(database: Database, shared: Arc<Shared>, requests: Receiver<Re
             }
             batch.push(next);
         }
-        write(&database, &shared, batch);
+        write(disk, shared, statistics, batch);
     }
 }
 
-fn write(database: &Database, shared: &Shared, batch: Vec<Request>) {
+fn write(disk: &Disk, shared: &Shared, statistics: &Statistics, batch: Vec<Request>) {
     let (events, answers) = plan(shared, batch);
-    let outcome = if events.is_empty() { Ok(()) } else { commit(database, &events) };
+    let outcome = if events.is_empty() { Ok(()) } else { commit(disk, &events) };
     match outcome {
         Ok(()) => {
             cleat_crash::point("store:committed");
             if !events.is_empty() {
+                statistics.committed(events.len());
                 shared.publish(events);
             }
             for (reply, _, result) in answers {
@@ -61,6 +78,7 @@ fn write(database: &Database, shared: &Shared, batch: Vec<Request>) {
             }
         }
         Err(error) => {
+            statistics.failed();
             tracing::error!(%error, writes = answers.len(), "store commit failed");
             let source: Arc<dyn std::error::Error + Send + Sync> = Arc::new(error);
             for (reply, key, _) in answers {
@@ -124,21 +142,24 @@ fn decide(
     }
 }
 
-fn commit(database: &Database, events: &[Event]) -> Result<(), redb::Error> {
-    let write = database.begin_write()?;
+fn commit(disk: &Disk, events: &[Event]) -> Result<(), CommitError> {
+    let write = disk.database.begin_write().map_err(redb::Error::from)?;
     {
-        let mut objects = write.open_table(OBJECTS)?;
+        let mut objects = write.open_table(OBJECTS).map_err(redb::Error::from)?;
         for event in events {
             match &event.new {
-                Some(new) => objects.insert(&*new.key, encode(new.created, new.modified, &new.value).as_slice())?,
-                None => objects.remove(event.key())?,
+                Some(new) => {
+                    let record = encode(disk.seal.as_ref(), new).ok_or(CommitError::Seal)?;
+                    objects.insert(&*new.key, record.as_slice()).map_err(redb::Error::from)?
+                }
+                None => objects.remove(event.key()).map_err(redb::Error::from)?,
             };
         }
-        let mut meta = write.open_table(META)?;
+        let mut meta = write.open_table(META).map_err(redb::Error::from)?;
         if let Some(last) = events.last() {
-            meta.insert(REVISION, last.revision)?;
+            meta.insert(REVISION, last.revision).map_err(redb::Error::from)?;
         }
     }
-    write.commit()?;
+    write.commit().map_err(redb::Error::from)?;
     Ok(())
 }
