@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use http::header::{ACCEPT, CONTENT_TYPE};
+use http::header::{ACCEPT, CONTENT_TYPE, IF_NONE_MATCH, USER_AGENT};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use tokio_util::sync::CancellationToken;
@@ -55,6 +55,7 @@ where
     let route = route::parse(parts.uri.path());
     let asked = Asked::new(&api, &parts, &route);
     let id = audit_id(&parts.headers);
+    let pretty = wants_pretty(&parts);
     let caller = gate::admit(&api, &peer, &parts.headers, &asked).await;
     let outcome = match &caller {
         // Whoever may not do what the path says does not get to send a body either.
@@ -68,6 +69,7 @@ where
         },
     };
     let mut response = match outcome {
+        Ok(reply) if pretty => reply.pretty().into_response(),
         Ok(reply) => reply.into_response(),
         Err(error) => reply::error(&error),
     };
@@ -84,6 +86,18 @@ where
         return response.map(|body| body.holding(watching));
     }
     response
+}
+
+/// People with a browser or curl get indented answers, unless they say otherwise.
+fn wants_pretty(parts: &Parts) -> bool {
+    let query = Query::parse(parts.uri.query());
+    match query.get("pretty") {
+        Some(text) => !matches!(text, "0" | "false"),
+        None => {
+            let agent = parts.headers.get(USER_AGENT).and_then(|v| v.to_str().ok()).unwrap_or_default();
+            ["curl", "Wget", "Mozilla/"].iter().any(|name| agent.starts_with(name))
+        }
+    }
 }
 
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
@@ -110,7 +124,10 @@ async fn answer(
     let header = |name| parts.headers.get(name).and_then(|v: &http::HeaderValue| v.to_str().ok());
     let accept = header(ACCEPT);
     let kinds = api.kinds();
+    let reads = matches!(parts.method, Method::GET | Method::HEAD);
     match route {
+        // Only objects can be written.
+        ref other if !reads && !matches!(other, Route::Resource(_) | Route::Unknown) => Err(ApiError::MethodNotAllowed),
         Route::Health(_) => Ok(health::check(api, parts.uri.path(), parts.uri.query()).await),
         Route::Version => Ok(discovery::version()),
         Route::Metrics => match api.security.metrics.text(api).await {
@@ -123,8 +140,8 @@ async fn answer(
             ..Reply::json(StatusCode::OK, &api.security.signer.key_set())
         }),
         Route::Root => Ok(discovery::root(&kinds)),
-        Route::CoreVersions => Ok(discovery::core_versions(&kinds, accept)),
-        Route::Groups => Ok(discovery::groups(&kinds, accept)),
+        Route::CoreVersions => Ok(discovery::core_versions(&kinds, accept).conditional(header(IF_NONE_MATCH))),
+        Route::Groups => Ok(discovery::groups(&kinds, accept).conditional(header(IF_NONE_MATCH))),
         Route::Group(group) => discovery::group(&kinds, &group),
         Route::Resources { group, version } => discovery::resources(&kinds, &group, &version),
         Route::OpenApiV2 => Ok(openapi::v2(accept)),

@@ -68,9 +68,10 @@ pub(crate) async fn request(api: &Api, call: &Call, at: At<'_>) -> Result<Reply,
     let audiences = spec.audiences.take().filter(|a| !a.is_empty()).unwrap_or_else(|| vec![ISSUER.into()]);
     let seconds = spec.expiration_seconds.unwrap_or(DEFAULT);
     check_duration(seconds)?;
+    let account_uid = found.metadata.uid.unwrap_or_default();
     let mut bound = Bound {
         namespace: namespace.into(),
-        serviceaccount: Reference { name: at.name.into(), uid: found.metadata.uid.unwrap_or_default() },
+        serviceaccount: Reference { name: at.name.into(), uid: account_uid.clone() },
         ..Bound::default()
     };
     bind(api, at, spec.bound_object_ref.as_ref(), &mut bound).await?;
@@ -99,7 +100,7 @@ pub(crate) async fn request(api: &Api, call: &Call, at: At<'_>) -> Result<Reply,
     request.metadata = ObjectMeta {
         name: Some(at.name.into()),
         namespace: Some(namespace.into()),
-        uid: Some(uuid::Uuid::new_v4().to_string()),
+        uid: Some(account_uid),
         creation_timestamp: Some(k8s_time(now)),
         ..ObjectMeta::default()
     };
