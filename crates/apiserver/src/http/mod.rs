@@ -6,6 +6,7 @@ pub(crate) mod body;
 pub(crate) mod gate;
 mod health;
 mod protobuf;
+mod protobuf_security;
 pub(crate) mod query;
 pub(crate) mod reply;
 pub(crate) mod route;

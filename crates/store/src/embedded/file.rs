@@ -75,10 +75,23 @@ pub(super) fn open(path: &Path, seal: Option<&Seal>) -> Result<(Database, Loaded
         Err(e) if e.kind() == io::ErrorKind::NotFound => make(path)?,
         Err(e) => return Err(OpenError::Io { step: "find", path: path.into(), source: Box::new(e) }),
     }
-    let database = Database::builder().set_cache_size(CACHE).open(path).map_err(|e| database_error(path, "open", e))?;
+    let mut database =
+        Database::builder().set_cache_size(CACHE).open(path).map_err(|e| database_error(path, "open", e))?;
     let (loaded, stale) = load(path, &database, seal)?;
-    reseal(path, &database, seal, &loaded, &stale)?;
+    reseal(path, &mut database, seal, &loaded, &stale)?;
     Ok((database, loaded))
+}
+
+/// The file of a store that is running, and the revision it is at.
+pub(super) fn reopen(path: &Path) -> Result<(Database, Revision), OpenError> {
+    let database = Database::builder().set_cache_size(CACHE).open(path).map_err(|e| database_error(path, "open", e))?;
+    let failed = |e: redb::Error| OpenError::Io { step: "read", path: path.into(), source: Box::new(e) };
+    let read = || -> Result<Option<Revision>, redb::Error> {
+        Ok(database.begin_read()?.open_table(META)?.get(REVISION)?.map(|found| found.value()))
+    };
+    let missing = || OpenError::Corrupt { path: path.into(), what: "it has no revision".into() };
+    let revision = read().map_err(failed)?.ok_or_else(missing)?;
+    Ok((database, revision))
 }
 
 fn beside(path: &Path) -> PathBuf {
@@ -180,7 +193,7 @@ fn load(path: &Path, database: &Database, seal: Option<&Seal>) -> Result<(Loaded
 /// Stores again what was stored in the clear or under an older key.
 fn reseal(
     path: &Path,
-    database: &Database,
+    database: &mut Database,
     seal: Option<&Seal>,
     loaded: &Loaded,
     stale: &[Arc<str>],
@@ -189,7 +202,7 @@ fn reseal(
         return Ok(());
     }
     let failed = |source| OpenError::Io { step: "encrypt", path: path.into(), source };
-    let rewrite = || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let mut rewrite = || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let write = database.begin_write()?;
         {
             let mut objects = write.open_table(OBJECTS)?;
@@ -199,6 +212,8 @@ fn reseal(
             }
         }
         write.commit()?;
+        // The pages that held the old form are free now, but their bytes are still there.
+        database.compact()?;
         Ok(())
     };
     rewrite().map_err(failed)

@@ -3,6 +3,7 @@
 //! Reads and watches never touch the disk. All writes go through one thread (`writer`), which makes a batch durable
 //! with a single sync and only then shows it to readers (`state`) and acknowledges it.
 
+mod disk;
 mod file;
 mod seal;
 mod state;
@@ -20,10 +21,11 @@ use tokio::sync::oneshot;
 use crate::{
     Entry, ListError, OpenError, Range, ReadError, Revision, Snapshot, Store, WatchError, Watcher, WriteError,
 };
+use disk::Disk;
 pub use seal::{KeyFileError, Seal};
 use state::Shared;
 pub use statistics::Statistics;
-use writer::{Disk, Operation, Request};
+use writer::{Operation, Request};
 
 /// How much history the store keeps for watches and for lists at a past revision.
 #[derive(Clone, Debug)]
@@ -59,9 +61,10 @@ impl EmbeddedStore {
         let (queue, requests) = std::sync::mpsc::channel();
         let statistics = Arc::new(Statistics::default());
         let (for_writer, counted) = (shared.clone(), statistics.clone());
+        let mut disk = Disk::new(path.into(), seal, database);
         let writer = std::thread::Builder::new()
             .name("cleat-store".into())
-            .spawn(move || writer::run(&Disk { database, seal }, &for_writer, &counted, &requests))
+            .spawn(move || writer::run(&mut disk, &for_writer, &counted, &requests))
             .map_err(|e| OpenError::Io { step: "start the writer of", path: path.into(), source: Box::new(e) })?;
         Ok(Self { shared, statistics, queue: Some(queue), writer: Some(writer) })
     }

@@ -6,11 +6,9 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use bytes::Bytes;
-use redb::Database;
 use tokio::sync::oneshot;
 
-use super::file::{META, OBJECTS, REVISION, encode};
-use super::seal::Seal;
+use super::disk::Disk;
 use super::state::Shared;
 use super::statistics::Statistics;
 use crate::{Entry, Event, Revision, WriteError};
@@ -33,21 +31,7 @@ pub(super) struct Request {
 
 type Answer = (oneshot::Sender<Result<Revision, WriteError>>, Arc<str>, Result<Revision, WriteError>);
 
-/// Where batches go.
-pub(super) struct Disk {
-    pub(super) database: Database,
-    pub(super) seal: Option<Seal>,
-}
-
-#[derive(Debug, thiserror::Error)]
-enum CommitError {
-    #[error(transparent)]
-    Database(#[from] redb::Error),
-    #[error("a value cannot be encrypted")]
-    Seal,
-}
-
-pub(super) fn run(disk: &Disk, shared: &Shared, statistics: &Statistics, requests: &Receiver<Request>) {
+pub(super) fn run(disk: &mut Disk, shared: &Shared, statistics: &Statistics, requests: &Receiver<Request>) {
     while let Ok(first) = requests.recv() {
         let mut batch = vec![first];
         let mut bytes = 0;
@@ -62,9 +46,14 @@ pub(super) fn run(disk: &Disk, shared: &Shared, statistics: &Statistics, request
     }
 }
 
-fn write(disk: &Disk, shared: &Shared, statistics: &Statistics, batch: Vec<Request>) {
+fn write(disk: &mut Disk, shared: &Shared, statistics: &Statistics, batch: Vec<Request>) {
+    let recovered = disk.recover(shared.revision()).map(|landed| {
+        if !landed.is_empty() {
+            shared.publish(landed);
+        }
+    });
     let (events, answers) = plan(shared, batch);
-    let outcome = if events.is_empty() { Ok(()) } else { commit(disk, &events) };
+    let outcome = if events.is_empty() { Ok(()) } else { recovered.and_then(|()| disk.commit(&events)) };
     match outcome {
         Ok(()) => {
             cleat_crash::point("store:committed");
@@ -140,26 +129,4 @@ fn decide(
             Ok(Event { revision, new: None, old: Some(old) })
         }
     }
-}
-
-fn commit(disk: &Disk, events: &[Event]) -> Result<(), CommitError> {
-    let write = disk.database.begin_write().map_err(redb::Error::from)?;
-    {
-        let mut objects = write.open_table(OBJECTS).map_err(redb::Error::from)?;
-        for event in events {
-            match &event.new {
-                Some(new) => {
-                    let record = encode(disk.seal.as_ref(), new).ok_or(CommitError::Seal)?;
-                    objects.insert(&*new.key, record.as_slice()).map_err(redb::Error::from)?
-                }
-                None => objects.remove(event.key()).map_err(redb::Error::from)?,
-            };
-        }
-        let mut meta = write.open_table(META).map_err(redb::Error::from)?;
-        if let Some(last) = events.last() {
-            meta.insert(REVISION, last.revision).map_err(redb::Error::from)?;
-        }
-    }
-    write.commit().map_err(redb::Error::from)?;
-    Ok(())
 }
