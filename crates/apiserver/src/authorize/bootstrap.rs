@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use futures::future::try_join_all;
 use k8s_openapi::api::rbac::v1::{AggregationRule, ClusterRole, ClusterRoleBinding, PolicyRule, RoleRef, Subject};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 
@@ -243,31 +244,33 @@ fn bindings() -> Vec<ClusterRoleBinding> {
     to_groups.chain(to_components).collect()
 }
 
+/// All at once, so that they share commits.
 pub(crate) async fn ensure(api: &Api) -> Result<(), ApiError> {
-    for role in roles() {
-        let wanted = role.rules.clone().unwrap_or_default();
-        let complete = |object: &mut dyn Object| {
-            let found: &mut ClusterRole = typed_mut(object);
-            let held = found.rules.get_or_insert_default();
-            held.extend(missing(&held.clone(), &wanted));
-        };
-        let aggregated = role.aggregation_rule.is_some();
-        make(api, "clusterroles", Box::new(role), |object| {
-            if !aggregated {
-                complete(object)
-            }
-        })
-        .await?;
-    }
-    for binding in bindings() {
-        let wanted = binding.subjects.clone().unwrap_or_default();
-        let complete = |object: &mut dyn Object| {
-            let held = typed_mut::<ClusterRoleBinding>(object).subjects.get_or_insert_default();
-            held.extend(wanted.iter().filter(|s| !held.contains(s)).cloned().collect::<Vec<_>>());
-        };
-        make(api, "clusterrolebindings", Box::new(binding), complete).await?;
-    }
+    try_join_all(roles().into_iter().map(|role| ensure_role(api, role))).await?;
+    try_join_all(bindings().into_iter().map(|binding| ensure_binding(api, binding))).await?;
     Ok(())
+}
+
+async fn ensure_role(api: &Api, role: ClusterRole) -> Result<(), ApiError> {
+    let wanted = role.rules.clone().unwrap_or_default();
+    // What an aggregated role has is decided by those it collects.
+    let aggregated = role.aggregation_rule.is_some();
+    let complete = |object: &mut dyn Object| {
+        if !aggregated {
+            let held = typed_mut::<ClusterRole>(object).rules.get_or_insert_default();
+            held.extend(missing(&held.clone(), &wanted));
+        }
+    };
+    make(api, "clusterroles", Box::new(role), complete).await
+}
+
+async fn ensure_binding(api: &Api, binding: ClusterRoleBinding) -> Result<(), ApiError> {
+    let wanted = binding.subjects.clone().unwrap_or_default();
+    let complete = |object: &mut dyn Object| {
+        let held = typed_mut::<ClusterRoleBinding>(object).subjects.get_or_insert_default();
+        held.extend(wanted.iter().filter(|s| !held.contains(s)).cloned().collect::<Vec<_>>());
+    };
+    make(api, "clusterrolebindings", Box::new(binding), complete).await
 }
 
 async fn make(
