@@ -25,7 +25,16 @@ impl Audit {
         Ok(Self(sender))
     }
 
-    pub(crate) fn record(&self, id: &str, caller: Option<&Caller>, asked: &Asked, code: StatusCode, took: Duration) {
+    /// `known` is who asked, `acted` whom it was done for; they differ if one impersonates the other.
+    pub(crate) fn record(
+        &self,
+        id: &str,
+        known: Option<&Caller>,
+        acted: Option<&Caller>,
+        asked: &Asked,
+        code: StatusCode,
+        took: Duration,
+    ) {
         let mut line = json!({
             "kind": "Event", "apiVersion": "audit.k8s.io/v1", "level": "Metadata", "stage": "ResponseComplete",
             "auditID": id, "requestURI": asked.uri, "verb": asked.verb,
@@ -33,8 +42,10 @@ impl Audit {
             "stageTimestamp": jiff::Timestamp::now().to_string(),
             "latencyMicroseconds": u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
         });
-        if let Some(caller) = caller {
-            line["user"] = json!({ "username": caller.name, "groups": caller.groups });
+        for (key, caller) in [("user", known), ("impersonatedUser", acted.filter(|acted| Some(*acted) != known))] {
+            if let Some(caller) = caller {
+                line[key] = json!({ "username": caller.name, "groups": caller.groups });
+            }
         }
         if let Some(target) = &asked.target {
             let mut object = json!({ "resource": target.plural, "apiVersion": target.version });

@@ -134,7 +134,9 @@ impl Collector for Store {
         let buckets: Vec<(f64, u64)> = self
             .0
             .sizes()
-            .map(|(limit, count)| (limit.map_or(f64::INFINITY, |l| f64::from(u32::try_from(l).unwrap_or(u32::MAX))), count))
+            .map(|(limit, count)| {
+                (limit.map_or(f64::INFINITY, |l| f64::from(u32::try_from(l).unwrap_or(u32::MAX))), count)
+            })
             .collect();
         let (writes, commits) = (load(&self.0.writes), load(&self.0.commits));
         let name = "cleat_store_batch_size";

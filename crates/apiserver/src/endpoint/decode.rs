@@ -110,7 +110,8 @@ fn unrecognized(kind: &dyn Kind, body: &[u8], error: &serde_json::Error) -> ApiE
         return unreadable(kind, error);
     }
     let not_an_object = |what: &str| {
-        let wanted = r#"struct { APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" }"#;
+        let wanted =
+            r#"struct { APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" }"#;
         format!("json: cannot unmarshal {what} into Go value of type {wanted}")
     };
     let why = match (error.classify(), start) {

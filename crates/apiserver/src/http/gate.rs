@@ -8,7 +8,7 @@ use http::{HeaderMap, Method};
 use super::query::Query;
 use super::route::{Route, Target};
 use crate::api::Api;
-use crate::authenticate::{self, ANONYMOUS, Caller, Peer, impersonate};
+use crate::authenticate::{ANONYMOUS, Caller, impersonate};
 use crate::authorize::{Attributes, What};
 use crate::error::ApiError;
 use crate::review;
@@ -115,9 +115,14 @@ fn path_verb(method: &Method) -> &'static str {
     }
 }
 
-/// The caller, if it may do what it asks. A stranger that may not is told to say who it is.
-pub(crate) async fn admit(api: &Api, peer: &Peer, headers: &HeaderMap, asked: &Asked) -> Result<Arc<Caller>, ApiError> {
-    let caller = authenticate::authenticate(api, peer, headers).await?;
+/// Whom the request is to be carried out for, if they may do what it asks. A stranger that may not is told to say who
+/// it is.
+pub(crate) async fn admit(
+    api: &Api,
+    caller: Arc<Caller>,
+    headers: &HeaderMap,
+    asked: &Asked,
+) -> Result<Arc<Caller>, ApiError> {
     let caller = impersonate::effective(api, caller, headers).await?;
     match api.security.authorizer.require(api, &caller, &asked.attributes()).await {
         Err(_) if caller.name == ANONYMOUS => Err(ApiError::Unauthorized),

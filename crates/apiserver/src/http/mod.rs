@@ -21,7 +21,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Status
 use tokio_util::sync::CancellationToken;
 
 use crate::api::Api;
-use crate::authenticate::{Caller, Peer, token};
+use crate::authenticate::{Caller, Peer, authenticate, token};
 use crate::error::ApiError;
 use crate::{discovery, endpoint, guard, metrics, openapi, review};
 use body::ApiBody;
@@ -57,8 +57,12 @@ where
     let asked = Asked::new(&api, &parts, &route);
     let id = audit_id(&parts.headers);
     let pretty = wants_pretty(&parts);
-    let caller = gate::admit(&api, &peer, &parts.headers, &asked).await;
-    let outcome = match &caller {
+    let known = authenticate(&api, &peer, &parts.headers).await;
+    let admitted = match &known {
+        Ok(caller) => gate::admit(&api, caller.clone(), &parts.headers, &asked).await,
+        Err(error) => Err(error.clone()),
+    };
+    let outcome = match &admitted {
         // Whoever may not do what the path says does not get to send a body either.
         Err(error) => Err(error.clone()),
         Ok(caller) => match body::read(body, api.limits.body).await {
@@ -77,7 +81,7 @@ where
     let (code, took) = (response.status(), begun.elapsed());
     api.security.metrics.answered(&asked, code, took);
     if let Some(audit) = &api.security.audit {
-        audit.record(&id, caller.as_deref().ok(), &asked, code, took);
+        audit.record(&id, known.as_deref().ok(), admitted.as_deref().ok(), &asked, code, took);
     }
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(AUDIT_ID, id);

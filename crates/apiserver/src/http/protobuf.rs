@@ -132,8 +132,11 @@ pub(crate) fn decode(body: &[u8]) -> Result<Value, ProtobufError> {
         }
     }
     let kind = head.get("kind").and_then(Value::as_str).unwrap_or_default();
-    let (_, fields) =
-        KINDS.iter().chain(protobuf_security::KINDS).find(|(name, _)| *name == kind).ok_or_else(|| ProtobufError::UnknownKind(kind.into()))?;
+    let (_, fields) = KINDS
+        .iter()
+        .chain(protobuf_security::KINDS)
+        .find(|(name, _)| *name == kind)
+        .ok_or_else(|| ProtobufError::UnknownKind(kind.into()))?;
     head.append(&mut message(raw, fields)?);
     Ok(head.into())
 }

@@ -17,16 +17,10 @@ const REQUIREMENT: &[Field] = &[(1, "key", Text), (2, "operator", Text), (3, "va
 const LABELS: &[Field] = &[(1, "matchLabels", TextMap), (2, "matchExpressions", Messages(REQUIREMENT))];
 const AGGREGATION: &[Field] = &[(1, "clusterRoleSelectors", Messages(LABELS))];
 const ROLE: &[Field] = &[(1, "metadata", Message(METADATA)), (2, "rules", Messages(RULE))];
-const CLUSTER_ROLE: &[Field] = &[
-    (1, "metadata", Message(METADATA)),
-    (2, "rules", Messages(RULE)),
-    (3, "aggregationRule", Message(AGGREGATION)),
-];
-const BINDING: &[Field] = &[
-    (1, "metadata", Message(METADATA)),
-    (2, "subjects", Messages(SUBJECT)),
-    (3, "roleRef", Message(ROLE_REF)),
-];
+const CLUSTER_ROLE: &[Field] =
+    &[(1, "metadata", Message(METADATA)), (2, "rules", Messages(RULE)), (3, "aggregationRule", Message(AGGREGATION))];
+const BINDING: &[Field] =
+    &[(1, "metadata", Message(METADATA)), (2, "subjects", Messages(SUBJECT)), (3, "roleRef", Message(ROLE_REF))];
 const SELECTOR: &[Field] = &[(1, "rawSelector", Text), (2, "requirements", Messages(REQUIREMENT))];
 const RESOURCE: &[Field] = &[
     (1, "namespace", Text),
@@ -68,8 +62,5 @@ pub(super) const KINDS: &[(&str, &[Field])] = &[
     ("SubjectAccessReview", SUBJECT_ACCESS),
     ("LocalSubjectAccessReview", SUBJECT_ACCESS),
     ("SelfSubjectAccessReview", &[(1, "metadata", Message(METADATA)), (2, "spec", Message(SELF_ACCESS))]),
-    (
-        "SelfSubjectRulesReview",
-        &[(1, "metadata", Message(METADATA)), (2, "spec", Message(&[(1, "namespace", Text)]))],
-    ),
+    ("SelfSubjectRulesReview", &[(1, "metadata", Message(METADATA)), (2, "spec", Message(&[(1, "namespace", Text)]))]),
 ];

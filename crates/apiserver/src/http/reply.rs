@@ -36,7 +36,13 @@ impl Reply {
     }
 
     pub(crate) fn text(code: StatusCode, body: impl Into<Bytes>) -> Self {
-        Self { code, content_type: "text/plain; charset=utf-8", body: ApiBody::full(body), warnings: Vec::new(), headers: Vec::new() }
+        Self {
+            code,
+            content_type: "text/plain; charset=utf-8",
+            body: ApiBody::full(body),
+            warnings: Vec::new(),
+            headers: Vec::new(),
+        }
     }
 
     pub(crate) fn stream(body: ApiBody) -> Self {

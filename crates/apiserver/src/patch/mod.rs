@@ -1,5 +1,6 @@
 //! PATCH: which algorithm the content type asks for, and its application to a stored object.
 
+mod json;
 mod merge_keys;
 mod strategic;
 
@@ -71,9 +72,7 @@ impl Patch {
         let mut value: Value = serde_json::from_slice(&bytes)
             .map_err(|e| ApiError::Internal(format!("a stored object cannot be read: {e}")))?;
         match self {
-            Self::Json(patch) => {
-                json_patch::patch(&mut value, patch).map_err(|_| ApiError::PatchRejected)?;
-            }
+            Self::Json(patch) => json::apply(&mut value, patch)?,
             Self::Merge(patch) => json_patch::merge(&mut value, patch),
             Self::Strategic(patch) => strategic::merge(&descriptor.kind, &mut value, patch)?,
         }
