@@ -132,7 +132,11 @@ pub fn pod(namespace: &str, name: &str, node: &str, claims: &[&str]) -> Pod {
     Pod {
         metadata: meta(Some(namespace), name),
         spec: Some(PodSpec {
-            containers: vec![Container { name: "main".to_owned(), ..Container::default() }],
+            containers: vec![Container {
+                name: "main".to_owned(),
+                image: Some("busybox".to_owned()),
+                ..Container::default()
+            }],
             node_name: (!node.is_empty()).then(|| node.to_owned()),
             volumes: Some(volumes.collect()),
             ..PodSpec::default()

@@ -9,7 +9,8 @@ use support::Machine;
 use support::stack::{Stack, claim, pod};
 
 fn example(name: &str) -> String {
-    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(name)).unwrap()
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(name))
+        .expect("the examples are part of the repository")
 }
 
 /// The example as a user applies it: no node named, so the pod goes to the only one.
@@ -166,4 +167,29 @@ fn the_demo_passes_and_leaves_nothing() {
     assert!(text.contains("All of it held"), "{text}");
     let left = fs::read_dir(machine.scratch("")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
     assert_eq!(left.filter(|name| name.starts_with("cleat-")).collect::<Vec<_>>(), [] as [&str; 0]);
+}
+
+/// The Node object says nothing about the machine: its volumes may be written to.
+#[test]
+fn a_deleted_node_object_does_not_detach_what_is_mounted() {
+    let machine = Machine::new();
+    let stack = Stack::start(&machine, 2);
+    stack.apply(&(claim("c") + &pod("holder", "node-1", "c")));
+    let volume = stack.wait_bound("c");
+    stack.wait_mounted("holder");
+    let attachment = stack.field("volumeattachments", "{.items[0].metadata.uid}");
+    let mounts = machine.mounts();
+    stack.apply(&pod("waiter", "node-2", "c"));
+    stack.kubectl(&["delete", "node/node-1", "--wait=false"]);
+    // The agent lives, so it registers again, with its driver.
+    let ids = "{.metadata.annotations.csi\\.volume\\.kubernetes\\.io/nodeid}";
+    // For a moment there is no such Node, which ends a watch of it.
+    let again = (0..100).any(|_| stack.try_wait_field("node/node-1", ids, "{\"block.cleat.dev\":\"node-1\"}"));
+    assert!(again, "the node registers again");
+    let told = format!("kubernetes.io/csi/block.cleat.dev^{volume}");
+    stack.wait_field("node/node-1", "{.status.volumesAttached[0].name}", &told);
+    assert_eq!(stack.field("volumeattachments", "{.items[*].metadata.uid}"), attachment, "never detached");
+    assert_eq!(machine.mounts(), mounts);
+    stack.delete("pod/holder");
+    stack.wait_mounted("waiter");
 }

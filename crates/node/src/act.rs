@@ -33,21 +33,32 @@ pub enum MountError {
     #[error("secret: {0}")]
     ReadSecret(#[source] WriteError),
     #[error("record in {dir:?}: {source}")]
-    Record { dir: PathBuf, source: OffloadError<io::Error> },
+    Record { dir: PathBuf, source: OffloadError<io::Error>, cleared: Cleared },
     #[error(transparent)]
     Call(#[from] CallError),
+    /// The driver refused, but what it refused may be there all the same.
+    #[error("{call} ({left})")]
+    Refused { call: CallError, left: UnmountError },
+}
+
+/// Whether anything of a step that failed is left on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cleared {
+    Yes,
+    No,
 }
 
 impl MountError {
     pub fn class(&self) -> Class {
         match self {
             MountError::Call(call) => call.class(),
+            MountError::Refused { .. } | MountError::Record { cleared: Cleared::No, .. } => Class::Uncertain,
             // Nothing was asked of the driver yet.
             MountError::NotAttached { .. }
             | MountError::ReadAttachment(_)
             | MountError::NoSecret(_)
             | MountError::ReadSecret(_)
-            | MountError::Record { .. } => Class::Transient,
+            | MountError::Record { cleared: Cleared::Yes, .. } => Class::Transient,
         }
     }
 }
@@ -73,7 +84,8 @@ pub(crate) async fn stage(agent: &Shared, driver: &Driver, volume: &Wanted, befo
         secrets: secrets(agent, volume.stage_secret.as_ref()).await?,
     };
     let place = agent.layout.staged(&volume.id);
-    record(&place, VolumeData { volume: volume.id.clone(), published: None }, Some(place.target.clone())).await?;
+    let data = VolumeData { volume: volume.id.clone(), published: None };
+    record(&place, before, data, Some(place.target.clone())).await?;
     cleat_crash::point("node:stage-recorded");
     let result = driver.stage(volume, &place.target, context).await;
     settle(&place, before, result).await?;
@@ -102,7 +114,7 @@ pub(crate) async fn publish(
         }),
     };
     // The target itself is the driver's to make.
-    record(&place, data, None).await?;
+    record(&place, before, data, None).await?;
     let staging = agent.layout.staged(&volume.id).target;
     let result = driver.publish(volume, &staging, &place.target, pod, context).await;
     settle(&place, before, result).await?;
@@ -127,9 +139,11 @@ pub(crate) async fn unstage(layout: &Layout, driver: &Driver, id: &VolumeId) -> 
     let place = layout.staged(id);
     let target = place.target.clone();
     let others = offload(FILES, "read the mount table", move || mount::references(&target)).await;
+    // Several nodes of one machine stage a shared volume each for itself, at the same place below their own root.
+    let below = place.target.strip_prefix(layout.root()).unwrap_or(&place.target).to_owned();
     let ours = layout.plugins();
-    let others: Vec<PathBuf> =
-        others.map_err(UnmountError::Mounts)?.into_iter().filter(|o| !o.starts_with(&ours)).collect();
+    let is_stage = |o: &PathBuf| o.starts_with(&ours) || o.ends_with(&below);
+    let others: Vec<PathBuf> = others.map_err(UnmountError::Mounts)?.into_iter().filter(|o| !is_stage(o)).collect();
     if !others.is_empty() {
         return Err(UnmountError::Referenced { path: place.target, others });
     }
@@ -143,24 +157,29 @@ pub(crate) async fn unstage(layout: &Layout, driver: &Driver, id: &VolumeId) -> 
 
 /// After an answer that settles the matter, nothing of a refused call stays on disk; of a call in doubt everything does.
 async fn settle(place: &Place, before: Effect, result: Result<(), CallError>) -> Result<(), MountError> {
-    let Err(error) = result else { return Ok(()) };
-    if error.class() == Class::Final
-        && before.origin == Origin::Own
-        && let Err(left) = clean_up(place.clone()).await
-    {
-        tracing::warn!(error = %left, "directories of a refused mount stay");
+    let Err(call) = result else { return Ok(()) };
+    if call.class() != Class::Final || before.origin != Origin::Own {
+        return Err(call.into());
     }
-    Err(error.into())
+    match clean_up(place.clone()).await {
+        Ok(()) => Err(call.into()),
+        Err(left) => Err(MountError::Refused { call, left }),
+    }
 }
 
-async fn record(place: &Place, data: VolumeData, target: Option<PathBuf>) -> Result<(), MountError> {
+/// A record that could not be written leaves nothing behind where nothing was before: a directory without a record would
+/// keep its pod for ever.
+async fn record(place: &Place, before: Effect, data: VolumeData, target: Option<PathBuf>) -> Result<(), MountError> {
     let writing = place.clone();
     let write = move || {
         writing.write(&data)?;
         target.map_or(Ok(()), |target: PathBuf| make_target(&target))
     };
-    let error = |source| MountError::Record { dir: place.dir.clone(), source };
-    offload(FILES, "write the record of a volume", write).await.map_err(error)
+    let Err(source) = offload(FILES, "write the record of a volume", write).await else { return Ok(()) };
+    let nothing_before = !before.presence.possible();
+    let left = source.uncertain() || (nothing_before && clean_up(place.clone()).await.is_err());
+    let cleared = if left { Cleared::No } else { Cleared::Yes };
+    Err(MountError::Record { dir: place.dir.clone(), source, cleared })
 }
 
 fn make_target(target: &Path) -> io::Result<()> {
@@ -219,4 +238,44 @@ async fn secrets(agent: &Shared, key: Option<&Key>) -> Result<BTreeMap<String, S
     let found: Option<Secret> = live(&agent.client, key).await.map_err(MountError::ReadSecret)?;
     let data = found.ok_or_else(|| MountError::NoSecret(key.clone()))?.data.unwrap_or_default();
     Ok(data.into_iter().map(|(k, v)| (k, String::from_utf8_lossy(&v.0).into_owned())).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cleat_csi::Code;
+
+    fn refused() -> CallError {
+        CallError { method: "NodeStageVolume", code: Code::Internal, message: String::new() }
+    }
+
+    fn full() -> OffloadError<io::Error> {
+        OffloadError::Failed(io::ErrorKind::StorageFull.into())
+    }
+
+    /// What is taken for absent is never unmounted again: only what is known to be gone may be.
+    #[test]
+    fn a_refusal_counts_only_if_nothing_is_left() {
+        let dir = PathBuf::new;
+        for (case, error, want) in [
+            ("refused, nothing left", MountError::Call(refused()), Class::Final),
+            (
+                "refused, and mounted all the same",
+                MountError::Refused { call: refused(), left: UnmountError::StillMounted { target: dir() } },
+                Class::Uncertain,
+            ),
+            (
+                "the record could not be written, nothing left",
+                MountError::Record { dir: dir(), source: full(), cleared: Cleared::Yes },
+                Class::Transient,
+            ),
+            (
+                "the record could not be written, its directory stays",
+                MountError::Record { dir: dir(), source: full(), cleared: Cleared::No },
+                Class::Uncertain,
+            ),
+        ] {
+            assert_eq!(error.class(), want, "{case}");
+        }
+    }
 }

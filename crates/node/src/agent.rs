@@ -117,6 +117,8 @@ impl Agent {
 
     /// Runs until `stop`; steps under way are seen through, and what is mounted stays mounted.
     pub async fn run(self, stop: CancellationToken) -> Result<(), AgentError> {
+        // An agent that gives up ends itself, and nobody else who shares the token.
+        let stop = stop.child_token();
         // Boxed: the futures of all parts together are large, and the caller should not have to know.
         Box::pin(self.live(stop)).await
     }
@@ -180,6 +182,7 @@ impl Agent {
             state: Mutex::default(),
             drivers: Drivers::default(),
             registry: tokio::sync::Mutex::default(),
+            registered: Mutex::default(),
             carried: OnceLock::new(),
             objects: Queue::new(Backoff::new(Duration::from_millis(5), Duration::from_secs(30))),
             work: Queue::new(Backoff::new(Duration::from_millis(200), Duration::from_secs(120))),
@@ -241,6 +244,8 @@ pub(crate) struct Shared {
     pub(crate) attachments: Cache<VolumeAttachment>,
     pub(crate) state: Mutex<State>,
     pub(crate) drivers: Drivers,
+    /// The uid of the Node object that has everything of ours: labels, status, drivers.
+    pub(crate) registered: Mutex<Option<String>>,
     /// Held while a driver's entry is written.
     pub(crate) registry: tokio::sync::Mutex<()>,
     /// What an earlier run had in use, kept in use because something mounted could not be understood.
@@ -377,7 +382,12 @@ impl Shared {
             return;
         }
         let (old, new) = match change {
-            Change::Applied { old, new } => (old.as_ref().map(|n| attached(n)).unwrap_or_default(), attached(new)),
+            Change::Applied { old, new } => {
+                if new.metadata.uid != *self.registered.lock() {
+                    self.wake_node();
+                }
+                (old.as_ref().map(|n| attached(n)).unwrap_or_default(), attached(new))
+            }
             Change::Deleted(last) => {
                 self.state.lock().forget_reports();
                 self.wake_node();

@@ -12,7 +12,7 @@ use cleat_api::keys::{annotation, label};
 use cleat_runtime::Outcome;
 use cleat_runtime::write::{self, Part, WriteError};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
-use k8s_openapi::api::core::v1::{Namespace, Node, NodeAddress, NodeCondition, NodeSystemInfo};
+use k8s_openapi::api::core::v1::{Namespace, Node, NodeAddress, NodeCondition, NodeStatus, NodeSystemInfo};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use serde_json::json;
 use tracing::{debug, info, warn};
@@ -56,12 +56,20 @@ pub(crate) async fn register(agent: &Shared) -> Result<(), RegistryError> {
         }
         None => {
             info!(node = agent.name, "registering the node");
-            write::create(&agent.client, &Node { metadata, ..Node::default() }).await?
+            // A Node that comes back must not look for a moment as if it used nothing: that would detach what is mounted.
+            let status =
+                NodeStatus { volumes_in_use: Some(used(agent).into_iter().collect()), ..NodeStatus::default() };
+            write::create(&agent.client, &Node { metadata, status: Some(status), ..Node::default() }).await?
         }
     };
     let status = first_status(agent, &node).await;
     send(agent, Some(&node), status).await?;
-    registry::prepare(agent, &node).await
+    registry::prepare(agent, &node).await?;
+    for driver in agent.drivers.announced() {
+        registry::enter(agent, &driver).await?;
+    }
+    *agent.registered.lock() = node.metadata.uid;
+    Ok(())
 }
 
 fn includes(has: Option<&BTreeMap<String, String>>, wants: &BTreeMap<String, String>) -> bool {
@@ -70,24 +78,26 @@ fn includes(has: Option<&BTreeMap<String, String>>, wants: &BTreeMap<String, Str
 
 /// Reports what is in use, if the server does not know it already.
 pub(crate) async fn turn(agent: Arc<Shared>) -> Result<Outcome, TurnError> {
-    match agent.nodes.named(&agent.name) {
+    let registered = agent.registered.lock().clone();
+    match agent.nodes.named(&agent.name).filter(|node| node.metadata.uid == registered) {
         Some(node) => send(&agent, Some(&node), json!({})).await?,
-        // Deleted by somebody while we are alive: what the drivers entered there went with it.
-        None => {
-            register(&agent).await?;
-            for driver in agent.drivers.announced() {
-                registry::enter(&agent, &driver).await?;
-            }
-        }
+        // Deleted, or replaced, by somebody while we are alive: what we and the drivers entered there went with it.
+        None => register(&agent).await?,
     }
     Ok(Outcome::Done)
 }
 
-async fn send(agent: &Shared, node: Option<&Node>, mut status: serde_json::Value) -> Result<(), WriteError> {
+/// What the attach/detach controller must leave attached.
+fn used(agent: &Shared) -> BTreeSet<String> {
     let volumes = agent.state.lock().begin_report();
     let attachable = volumes.iter().filter(|id| agent.attach_required(&id.driver));
     let mut list: BTreeSet<String> = attachable.map(VolumeId::unique_name).collect();
     list.extend(agent.carried.get().into_iter().flatten().cloned());
+    list
+}
+
+async fn send(agent: &Shared, node: Option<&Node>, mut status: serde_json::Value) -> Result<(), WriteError> {
+    let list = used(agent);
     let known: BTreeSet<String> = node.map(in_use).unwrap_or_default();
     let unchanged = known == list && status.as_object().is_none_or(serde_json::Map::is_empty);
     let acknowledged = if unchanged {

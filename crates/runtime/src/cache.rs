@@ -10,12 +10,9 @@ use std::sync::Arc;
 
 use cleat_api::Key;
 use cleat_api::key::Meta as _;
-use futures::{Stream, StreamExt as _};
 use kube::Resource;
-use kube::runtime::watcher;
 use parking_lot::RwLock;
 use tokio::sync::watch;
-use tracing::{debug, warn};
 
 /// What happened to one object. On a relist, objects that vanished are `Deleted` like any other.
 #[derive(Debug)]
@@ -144,78 +141,73 @@ where
     /// Takes in the server's reply to a write of our own, before the watch brings it.
     pub fn observe_write(&self, object: K) {
         let revision = object.meta().revision();
-        self.change(|state| if revision > state.seen { state.apply(object) } else { None });
+        self.change(|state| if revision > state.seen { state.apply(object) } else { Vec::new() });
     }
 
-    /// Follows `events` until the stream ends. Watch errors are retried by the stream itself.
-    pub(crate) async fn follow(
-        self,
-        kind: &'static str,
-        events: impl Stream<Item = watcher::Result<watcher::Event<K>>>,
-    ) {
-        let mut events = std::pin::pin!(events);
-        let mut listed: HashSet<Key> = HashSet::new();
-        while let Some(event) = events.next().await {
-            match event {
-                Ok(watcher::Event::Init) => listed.clear(),
-                Ok(watcher::Event::InitApply(object)) => {
-                    listed.insert(Key::of(object.meta()));
-                    self.arrived(object);
-                }
-                Ok(watcher::Event::InitDone) => {
-                    self.forget_all_but(&listed);
-                    listed = HashSet::new();
-                    self.0.synced.send_replace(true);
-                    debug!(kind, objects = self.len(), "cache synced");
-                }
-                Ok(watcher::Event::Apply(object)) => self.arrived(object),
-                Ok(watcher::Event::Delete(object)) => self.departed(&object),
-                Err(error) => warn!(kind, %error, "watch interrupted; it will be resumed"),
-            }
-        }
-    }
-
-    fn arrived(&self, object: K) {
+    /// The watch or a list shows the object in this form.
+    pub(crate) fn arrived(&self, object: K) {
         self.change(|state| {
             state.seen = state.seen.max(object.meta().revision());
             state.apply(object)
         });
     }
 
-    fn departed(&self, object: &K) {
+    /// The watch shows that the object is gone.
+    pub(crate) fn departed(&self, object: &K) {
+        let revision = object.meta().revision();
         self.change(|state| {
-            state.seen = state.seen.max(object.meta().revision());
-            state.remove(&Key::of(object.meta()))
+            state.seen = state.seen.max(revision);
+            state.remove_up_to(&Key::of(object.meta()), revision)
         });
     }
 
-    fn forget_all_but(&self, listed: &HashSet<Key>) {
-        let gone: Vec<Key> = self.0.state.read().objects.keys().filter(|k| !listed.contains(k)).cloned().collect();
-        for key in gone {
-            self.change(|state| state.remove(&key));
+    /// A complete list was taken at `revision` and showed these objects: what else is here is gone, unless it is newer
+    /// than the list.
+    pub(crate) fn listed(&self, shown: &HashSet<Key>, revision: u64) {
+        let here: Vec<Key> = self.0.state.read().objects.keys().filter(|k| !shown.contains(k)).cloned().collect();
+        for key in here {
+            self.change(|state| state.remove_up_to(&key, revision));
         }
+        self.passed(revision);
+        self.0.synced.send_replace(true);
+    }
+
+    /// The watch has come to `revision`: replies up to it are old news.
+    pub(crate) fn passed(&self, revision: u64) {
+        let mut state = self.0.state.write();
+        state.seen = state.seen.max(revision);
     }
 
     /// Changes the state under the lock, then tells the subscribers without it.
-    fn change(&self, change: impl FnOnce(&mut State<K>) -> Option<Change<K>>) {
-        let (change, subscribers) = {
+    fn change(&self, change: impl FnOnce(&mut State<K>) -> Vec<Change<K>>) {
+        let (changes, subscribers) = {
             let mut state = self.0.state.write();
-            let Some(change) = change(&mut state) else { return };
-            (change, state.subscribers.clone())
+            let changes = change(&mut state);
+            if changes.is_empty() {
+                return;
+            }
+            (changes, state.subscribers.clone())
         };
-        for subscriber in subscribers {
-            subscriber(&change);
+        for change in &changes {
+            for subscriber in &subscribers {
+                subscriber(change);
+            }
         }
     }
 }
 
 impl<K: Resource> State<K> {
-    /// Takes the object in unless what is here is as new: our own write may be ahead of the watch.
-    fn apply(&mut self, object: K) -> Option<Change<K>> {
+    /// Takes the object in unless what is here is as new: our own write may be ahead of the watch. An object that took
+    /// the name of another is told as a deletion and a creation; a relist shows no more than that it is another.
+    fn apply(&mut self, object: K) -> Vec<Change<K>> {
         let revision = object.meta().revision();
         let key = Key::of(object.meta());
         if self.objects.get(&key).is_some_and(|o| revision != 0 && o.meta().revision() >= revision) {
-            return None;
+            return Vec::new();
+        }
+        let mut changes = Vec::new();
+        if self.objects.get(&key).is_some_and(|o| o.meta().uid() != object.meta().uid()) {
+            changes.extend(self.remove(&key));
         }
         let new = Arc::new(object);
         let old = self.objects.insert(key.clone(), new.clone());
@@ -225,7 +217,15 @@ impl<K: Resource> State<K> {
             }
             index.insert(&key, &new);
         }
-        Some(Change::Applied { old, new })
+        changes.push(Change::Applied { old, new });
+        changes
+    }
+
+    fn remove_up_to(&mut self, key: &Key, revision: u64) -> Vec<Change<K>> {
+        match self.objects.get(key) {
+            Some(object) if object.meta().revision() <= revision => self.remove(key).into_iter().collect(),
+            Some(_) | None => Vec::new(),
+        }
     }
 
     fn remove(&mut self, key: &Key) -> Option<Change<K>> {
@@ -280,7 +280,6 @@ impl<K> Index<K> {
 mod tests {
     use super::*;
     use cleat_api::build;
-    use futures::stream;
     use k8s_openapi::api::core::v1::Pod;
     use parking_lot::Mutex;
 
@@ -294,59 +293,97 @@ mod tests {
         Key::namespaced("ns", name)
     }
 
-    async fn feed(cache: &Cache<Pod>, events: Vec<watcher::Event<Pod>>) {
-        cache.clone().follow("pods", stream::iter(events.into_iter().map(Ok))).await;
+    fn keys(names: &[&str]) -> HashSet<Key> {
+        names.iter().map(|name| key(name)).collect()
     }
 
-    use watcher::Event::{Apply, Delete, Init, InitApply, InitDone};
+    fn notices(cache: &Cache<Pod>) -> Arc<Mutex<Vec<String>>> {
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let sink = heard.clone();
+        cache.subscribe(move |change| {
+            let verb = if matches!(change, Change::Applied { .. }) { "applied" } else { "deleted" };
+            sink.lock().push(format!("{verb} {}", change.object().metadata.revision()));
+        });
+        heard
+    }
 
-    #[tokio::test]
-    async fn a_relist_removes_what_it_does_not_show() {
+    #[test]
+    fn a_relist_removes_what_it_does_not_show() {
         let cache = Cache::default();
-        feed(&cache, vec![Init, InitApply(pod("a", 1, "")), InitApply(pod("b", 2, "")), InitDone]).await;
+        cache.arrived(pod("a", 1, ""));
+        cache.arrived(pod("b", 2, ""));
+        cache.listed(&keys(&["a", "b"]), 2);
         assert!(cache.is_synced());
-        feed(&cache, vec![Init, InitApply(pod("b", 2, "")), InitDone]).await;
+        cache.listed(&keys(&["b"]), 5);
         assert!(cache.get(&key("a")).is_none());
         assert!(cache.get(&key("b")).is_some());
     }
 
-    #[tokio::test]
-    async fn an_own_write_is_visible_at_once_and_an_older_event_does_not_undo_it() {
+    #[test]
+    fn a_relist_keeps_what_was_written_after_it_was_taken() {
         let cache = Cache::default();
-        feed(&cache, vec![Apply(pod("a", 5, ""))]).await;
-        cache.observe_write(pod("a", 7, "n1"));
-        feed(&cache, vec![Apply(pod("a", 6, ""))]).await;
-        assert_eq!(cache.get(&key("a")).unwrap().metadata.revision(), 7);
-        feed(&cache, vec![Apply(pod("a", 8, "n2"))]).await;
-        assert_eq!(cache.get(&key("a")).unwrap().metadata.revision(), 8);
-    }
-
-    #[tokio::test]
-    async fn a_late_reply_does_not_bring_back_a_deleted_object() {
-        let cache = Cache::default();
-        feed(&cache, vec![Apply(pod("a", 5, "")), Delete(pod("a", 9, ""))]).await;
-        cache.observe_write(pod("a", 7, "n1"));
+        cache.listed(&keys(&[]), 5);
+        cache.observe_write(pod("a", 9, ""));
+        cache.listed(&keys(&[]), 7);
+        assert!(cache.get(&key("a")).is_some());
+        cache.listed(&keys(&[]), 9);
         assert!(cache.get(&key("a")).is_none());
     }
 
-    #[tokio::test]
-    async fn indexes_follow_the_objects() {
+    #[test]
+    fn an_own_write_is_visible_at_once_and_an_older_event_does_not_undo_it() {
         let cache = Cache::default();
-        feed(&cache, vec![Apply(pod("a", 1, "n1"))]).await;
+        cache.arrived(pod("a", 5, ""));
+        cache.observe_write(pod("a", 7, "n1"));
+        cache.arrived(pod("a", 6, ""));
+        assert_eq!(cache.get(&key("a")).unwrap().metadata.revision(), 7);
+        cache.arrived(pod("a", 8, "n2"));
+        assert_eq!(cache.get(&key("a")).unwrap().metadata.revision(), 8);
+    }
+
+    #[test]
+    fn a_late_reply_does_not_bring_back_a_deleted_object() {
+        let cache = Cache::default();
+        cache.arrived(pod("a", 5, ""));
+        cache.departed(&pod("a", 9, ""));
+        cache.observe_write(pod("a", 7, "n1"));
+        assert!(cache.get(&key("a")).is_none(), "the watch had passed it");
+        cache.passed(20);
+        cache.observe_write(pod("b", 15, ""));
+        assert!(cache.get(&key("b")).is_none(), "a bookmark had passed it");
+    }
+
+    #[test]
+    fn an_object_that_took_the_name_of_another_is_a_deletion_and_a_creation() {
+        let cache = Cache::default();
+        cache.arrived(pod("a", 5, ""));
+        let heard = notices(&cache);
+        let mut other = pod("a", 9, "");
+        other.metadata.uid = Some("another".to_owned());
+        cache.arrived(other);
+        assert_eq!(*heard.lock(), ["applied 5", "deleted 5", "applied 9"]);
+        cache.departed(&pod("a", 7, ""));
+        assert!(cache.get(&key("a")).is_some(), "the old one's end is not the new one's");
+    }
+
+    #[test]
+    fn indexes_follow_the_objects() {
+        let cache = Cache::default();
+        cache.arrived(pod("a", 1, "n1"));
         let by_node = cache.index(|p: &Pod| p.spec.iter().filter_map(|s| s.node_name.clone()).collect());
-        feed(&cache, vec![Apply(pod("b", 2, "n1")), Apply(pod("a", 3, "n2")), Delete(pod("b", 4, "n1"))]).await;
+        cache.arrived(pod("b", 2, "n1"));
+        cache.arrived(pod("a", 3, "n2"));
+        cache.departed(&pod("b", 4, "n1"));
         assert!(by_node.get("n1").is_empty());
         assert_eq!(by_node.get("n2").len(), 1);
     }
 
-    #[tokio::test]
-    async fn a_late_subscriber_hears_of_what_is_already_there() {
+    #[test]
+    fn a_late_subscriber_hears_of_what_is_already_there() {
         let cache = Cache::default();
-        feed(&cache, vec![Apply(pod("a", 1, ""))]).await;
-        let heard = Arc::new(Mutex::new(Vec::new()));
-        let sink = heard.clone();
-        cache.subscribe(move |change| sink.lock().push(change.object().metadata.revision()));
-        feed(&cache, vec![Apply(pod("a", 2, ""))]).await;
-        assert_eq!(*heard.lock(), [1, 2]);
+        cache.arrived(pod("a", 1, ""));
+        let heard = notices(&cache);
+        cache.arrived(pod("a", 2, ""));
+        assert_eq!(*heard.lock(), ["applied 1", "applied 2"]);
     }
 }

@@ -6,15 +6,14 @@
 use std::fmt::Debug;
 use std::sync::{Arc, OnceLock};
 
-use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, StorageClass, VolumeAttachment};
-use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
 use crate::cache::Cache;
+use crate::reflect::reflect;
 
 #[derive(Clone)]
 pub struct Caches(Arc<Shared>);
@@ -62,11 +61,6 @@ where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
     let cache = Cache::default();
-    let events = watcher(Api::<K>::all(shared.client.clone()), watcher::Config::default())
-        .default_backoff()
-        // Nobody reads the managed fields, and they outweigh the rest of the object.
-        .modify(|object| object.meta_mut().managed_fields = None)
-        .take_until(shared.stop.clone().cancelled_owned());
-    tokio::spawn(cache.clone().follow(name, events));
+    tokio::spawn(reflect(Api::<K>::all(shared.client.clone()), cache.clone(), name, shared.stop.clone()));
     cache
 }

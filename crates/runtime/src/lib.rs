@@ -8,6 +8,7 @@ pub mod caches;
 pub mod clock;
 pub mod events;
 pub mod queue;
+mod reflect;
 pub mod work;
 pub mod write;
 

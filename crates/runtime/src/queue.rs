@@ -61,7 +61,14 @@ struct State<K> {
     running: HashSet<K>,
     /// Added while running: due again when done.
     dirty: HashSet<K>,
-    failures: HashMap<K, u32>,
+    failures: HashMap<K, Failing>,
+    /// Numbers the timers: only a key's latest may wake it.
+    timers: u64,
+}
+
+struct Failing {
+    times: u32,
+    timer: u64,
 }
 
 impl<K: QueueKey> Queue<K> {
@@ -72,6 +79,7 @@ impl<K: QueueKey> Queue<K> {
             running: HashSet::new(),
             dirty: HashSet::new(),
             failures: HashMap::new(),
+            timers: 0,
         };
         Self(Arc::new(Shared { state: Mutex::new(state), ready: Notify::new(), backoff }))
     }
@@ -122,17 +130,28 @@ impl<K: QueueKey> Queue<K> {
         self.release(key);
     }
 
-    /// The key's work failed: it comes again after its backoff, or at once if it was added meanwhile.
+    /// The key's work failed: it comes again after its backoff, or at once if it was added meanwhile. A key has one
+    /// such timer at most, however often it is woken and fails in between.
     pub fn failed(&self, key: &K) -> Duration {
-        let delay = {
+        let (delay, timer) = {
             let mut state = self.0.state.lock();
-            let failures = state.failures.entry(key.clone()).or_insert(0);
-            let delay = self.0.backoff.delay(*failures);
-            *failures += 1;
-            delay
+            state.timers += 1;
+            let timer = state.timers;
+            let failing = state.failures.entry(key.clone()).or_insert(Failing { times: 0, timer });
+            let delay = self.0.backoff.delay(failing.times);
+            failing.times += 1;
+            failing.timer = timer;
+            (delay, timer)
         };
         self.release(key);
-        self.add_after(key.clone(), delay);
+        let (queue, key) = (self.clone(), key.clone());
+        tokio::spawn(async move {
+            tokio::time::sleep(delay).await;
+            let is_latest = queue.0.state.lock().failures.get(&key).is_some_and(|f| f.timer == timer);
+            if is_latest {
+                queue.add(key);
+            }
+        });
         delay
     }
 
@@ -197,5 +216,23 @@ mod tests {
         queue.add("a");
         let key = queue.next().await;
         assert_eq!(queue.failed(&key).as_secs(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_key_woken_while_it_backs_off_has_one_timer_only() {
+        let queue = Queue::new(Backoff::new(Duration::from_secs(10), Duration::from_secs(10)));
+        for _ in 0..5 {
+            queue.add("a");
+            let key = queue.next().await;
+            queue.failed(&key);
+        }
+        let begun = tokio::time::Instant::now();
+        let mut times = 0;
+        while tokio::time::timeout(Duration::from_secs(11), queue.next()).await.is_ok() {
+            times += 1;
+            queue.done(&"a");
+        }
+        assert_eq!(times, 1);
+        assert!(begun.elapsed() >= Duration::from_secs(10));
     }
 }

@@ -136,15 +136,18 @@ pub async fn set_finalizers<K: Reachable>(client: &Client, object: &K, finalizer
     merge(client, Part::Whole, &Key::of(meta), &patch).await
 }
 
-/// Deletes exactly this object; one of the same name with another uid is left alone. Absent is fine.
-pub async fn delete<K: Reachable>(client: &Client, object: &K) -> Result<(), WriteError> {
+/// Deletes exactly this object; one of the same name with another uid is left alone. Absent is fine. Returns the
+/// object where something holds it, so that it stays for now.
+pub async fn delete<K: Reachable>(client: &Client, object: &K) -> Result<Option<K>, WriteError> {
     let key = Key::of(object.meta());
     let api = K::api(client.clone(), key.namespace.as_deref());
     let uid = Some(object.meta().uid().to_owned()).filter(|uid| !uid.is_empty());
     let params =
         DeleteParams { preconditions: Some(Preconditions { uid, resource_version: None }), ..DeleteParams::default() };
-    let deleted = api.delete(&key.name, &params).await.map_err(failed::<K>("delete", &key));
-    deleted.map(drop).or_else(WriteError::absent_is_fine)
+    match api.delete(&key.name, &params).await.map_err(failed::<K>("delete", &key)) {
+        Ok(held) => Ok(held.left()),
+        Err(error) => error.absent_is_fine().map(|()| None),
+    }
 }
 
 /// Reads the object from the server, past the cache.

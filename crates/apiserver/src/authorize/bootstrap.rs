@@ -77,7 +77,16 @@ const COMPONENTS: &[(&str, &[Rule])] = &[
             EVENTS,
         ],
     ),
-    ("system:cleat:provisioner", &[(CORE, &["persistentvolumes"], &["create", "delete", "get", "patch"]), EVENTS]),
+    ("system:cleat:ephemeral", &[(CORE, &["persistentvolumeclaims"], &["create"]), EVENTS]),
+    (
+        "system:cleat:provisioner",
+        &[
+            (CORE, &["persistentvolumes"], &["create", "delete", "get", "patch"]),
+            // A claim that is being cloned is held until it is copied.
+            (CORE, &["persistentvolumeclaims"], &["patch"]),
+            EVENTS,
+        ],
+    ),
     (
         "system:cleat:attacher",
         &[

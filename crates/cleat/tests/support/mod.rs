@@ -5,6 +5,7 @@
 //! namespace goes with all its mounts, and the loop devices of the directory are detached.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(clippy::unwrap_used, reason = "a test ends where its support fails")]
 
 pub(crate) mod stack;
 

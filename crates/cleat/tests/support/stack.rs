@@ -7,6 +7,9 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
 use super::Machine;
 
 /// How long a single wait may take; far more than anything needs.
@@ -69,7 +72,7 @@ impl<'m> Stack<'m> {
     /// SIGTERM, as a service manager would.
     pub(crate) fn stop(mut self) -> ExitStatus {
         let mut process = self.process.take().unwrap();
-        let pid = rustix::process::Pid::from_child(&process);
+        let pid = Pid::from_child(&process);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         process.wait().unwrap()
     }
@@ -84,6 +87,20 @@ impl<'m> Stack<'m> {
             command.stdin(Stdio::null());
         }
         command.output().expect("kubectl is needed: apt-get install kubernetes-client, or ./scripts/setup")
+    }
+
+    /// Runs kubectl for as long as the stack lives: one that waits would go on asking a dead server.
+    pub(crate) fn kubectl_while_alive(&self, arguments: &[&str]) -> bool {
+        let mut child =
+            self.command(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let handle = |child: &Child| pidfd_open(Pid::from_child(child), PidfdFlags::empty()).unwrap();
+        let (asking, stack) = (handle(&child), handle(self.process.as_ref().unwrap()));
+        let mut ends = [PollFd::new(&asking, PollFlags::IN), PollFd::new(&stack, PollFlags::IN)];
+        poll(&mut ends, None).unwrap();
+        if ends[0].revents().is_empty() {
+            let _ = child.kill();
+        }
+        child.wait().unwrap().success()
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
@@ -109,8 +126,11 @@ impl<'m> Stack<'m> {
 
     /// Waits until a field has a value; false if the server goes away first.
     pub(crate) fn try_wait_field(&self, what: &str, path: &str, value: &str) -> bool {
+        let (kind, name) = what.split_once('/').unwrap();
         let form = format!("jsonpath={path}{{\"\\n\"}}");
-        let mut watch = self.command(&["get", what, "--watch", "-o", &form, REQUEST_PATIENCE]);
+        // By selector: of a single object kubectl drops the first event of its watch, which may be the one waited for.
+        let selector = format!("--field-selector=metadata.name={name}");
+        let mut watch = self.command(&["get", kind, &selector, "--watch", "-o", &form, REQUEST_PATIENCE]);
         let mut watch = watch.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
         let found = lines.any(|line| line.is_ok_and(|line| line == value));

@@ -1,20 +1,19 @@
-//! Where a volume should be attached, where it may leave, and what a node is told. Pure.
+//! Where a volume should be attached, and what a node is told and may lose. Pure.
 
 use std::collections::BTreeSet;
 
 use k8s_openapi::jiff::Timestamp;
 
-/// Everything about one volume that the decision needs.
+/// Everything about one volume that the decision needs. Several PersistentVolumes with one handle are one volume.
 #[derive(Clone, Debug, Default)]
 pub struct VolumeSeen {
-    /// The PersistentVolume.
-    pub volume: String,
     /// The name in node status.
     pub unique: String,
     pub many_nodes: bool,
     /// The driver wants attachments at all.
     pub attachable: bool,
     pub wanted: Vec<Wanted>,
+    /// The oldest first.
     pub attached: Vec<Attached>,
 }
 
@@ -24,18 +23,17 @@ pub struct Wanted {
     pub since: Option<Timestamp>,
     pub pod: String,
     pub node: String,
+    /// The PersistentVolume through which the pod asks.
+    pub volume: String,
 }
 
-/// A VolumeAttachment, with what its node says.
+/// A VolumeAttachment.
 #[derive(Clone, Debug)]
 pub struct Attached {
     pub node: String,
     pub state: State,
-    /// In `node.status.volumesAttached`.
-    pub reported: bool,
-    /// In `node.status.volumesInUse`.
-    pub in_use: bool,
-    pub out_of_service: bool,
+    /// Why the last try to attach it failed.
+    pub error: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,17 +47,8 @@ pub enum State {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeDecision {
-    Attach { node: String },
-    Detach { node: String, check: Check },
+    Attach { node: String, volume: String },
     Wait { node: String, why: Wait },
-}
-
-/// Whether the node must be asked, live, that it does not use the volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Check {
-    NotInUse,
-    /// An administrator says that the machine is off.
-    Nothing,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,136 +59,146 @@ pub enum Wait {
         pods: Vec<String>,
     },
     ForDriver,
-    /// The node still has it mounted.
-    ForUnmount,
-    /// The node still is told that it is attached.
-    ForReport,
-    /// The attachment is being taken away.
+    /// The driver failed, and is asked again.
+    Failing(String),
+    /// The attachment is being taken away; a new one follows.
     ForDetach,
 }
 
 pub fn volume(seen: &VolumeSeen) -> Vec<VolumeDecision> {
-    let wanted = if seen.attachable { chosen(seen) } else { Chosen::default() };
-    let mut decisions: Vec<_> = seen
-        .attached
-        .iter()
-        .filter(|a| !wanted.nodes.contains(a.node.as_str()) || a.state != State::Confirmed)
-        .filter_map(|a| if wanted.nodes.contains(a.node.as_str()) { pending(a) } else { leave(a) })
-        .collect();
-    let present = |node: &str| seen.attached.iter().any(|a| a.node == node);
-    for node in wanted.nodes.iter().filter(|n| !present(n)) {
-        decisions.push(VolumeDecision::Attach { node: (*node).to_owned() });
+    if !seen.attachable {
+        return Vec::new();
     }
-    for (node, holder) in wanted.refused {
-        let users = seen.wanted.iter().filter(|w| w.node == holder);
-        let pods = users.map(|w| w.pod.clone()).collect();
-        let why = Wait::HeldElsewhere { holder: holder.to_owned(), pods };
-        decisions.push(VolumeDecision::Wait { node: node.to_owned(), why });
-    }
-    decisions
-}
-
-#[derive(Default)]
-struct Chosen<'a> {
-    nodes: BTreeSet<&'a str>,
-    /// Nodes that must wait, and who holds the volume.
-    refused: Vec<(&'a str, &'a str)>,
-}
-
-/// The nodes that get the volume. With one place only, whoever has it keeps it while it is wanted there; an attachment
-/// that nobody wants any more still holds the place until it is gone.
-fn chosen(seen: &VolumeSeen) -> Chosen<'_> {
     let nodes: BTreeSet<&str> = seen.wanted.iter().map(|w| w.node.as_str()).collect();
-    if seen.many_nodes {
-        return Chosen { nodes, refused: Vec::new() };
-    }
-    let holder = seen.attached.first().map(|a| a.node.as_str());
-    let first = || seen.wanted.iter().min().map(|w| w.node.as_str());
-    let Some(holder) = holder.or_else(first) else { return Chosen::default() };
-    let refused = nodes.iter().filter(|n| **n != holder).map(|n| (*n, holder)).collect();
-    Chosen { nodes: nodes.into_iter().filter(|n| *n == holder).collect(), refused }
-}
-
-fn pending(attached: &Attached) -> Option<VolumeDecision> {
-    let why = match attached.state {
-        State::Confirmed => return None,
-        State::Unconfirmed => Wait::ForDriver,
-        State::Leaving => Wait::ForDetach,
+    let holder = holder(seen);
+    let decide = |node: &str| match holder {
+        Some(holder) if holder != node => Some(held(seen, node, holder)),
+        Some(_) | None => place(seen, node),
     };
-    Some(VolumeDecision::Wait { node: attached.node.clone(), why })
+    nodes.into_iter().filter_map(decide).collect()
 }
 
-fn leave(attached: &Attached) -> Option<VolumeDecision> {
-    let node = attached.node.clone();
-    let why = match attached.state {
-        State::Leaving => Wait::ForDetach,
-        _ if attached.in_use && !attached.out_of_service => Wait::ForUnmount,
-        _ if attached.reported => Wait::ForReport,
-        _ => {
-            let check = if attached.out_of_service { Check::Nothing } else { Check::NotInUse };
-            return Some(VolumeDecision::Detach { node, check });
+/// Who has the only place, where there is only one. Whoever has an attachment holds it, in whatever state and wanted or
+/// not, until it is gone; else the oldest pod's node gets it.
+fn holder(seen: &VolumeSeen) -> Option<&str> {
+    if seen.many_nodes {
+        return None;
+    }
+    let attached = seen.attached.first().map(|a| a.node.as_str());
+    attached.or_else(|| seen.wanted.iter().min().map(|w| w.node.as_str()))
+}
+
+fn held(seen: &VolumeSeen, node: &str, holder: &str) -> VolumeDecision {
+    let users = seen.wanted.iter().filter(|w| w.node == holder);
+    let why = Wait::HeldElsewhere { holder: holder.to_owned(), pods: users.map(|w| w.pod.clone()).collect() };
+    VolumeDecision::Wait { node: node.to_owned(), why }
+}
+
+fn place(seen: &VolumeSeen, node: &str) -> Option<VolumeDecision> {
+    let why = match seen.attached.iter().find(|a| a.node == node).map(|a| (a.state, &a.error)) {
+        Some((State::Confirmed, _)) => return None,
+        Some((State::Unconfirmed, None)) => Wait::ForDriver,
+        Some((State::Unconfirmed, Some(error))) => Wait::Failing(error.clone()),
+        Some((State::Leaving, _)) => Wait::ForDetach,
+        None => {
+            let asked = seen.wanted.iter().filter(|w| w.node == node).min()?;
+            return Some(VolumeDecision::Attach { node: node.to_owned(), volume: asked.volume.clone() });
         }
     };
-    Some(VolumeDecision::Wait { node, why })
+    Some(VolumeDecision::Wait { node: node.to_owned(), why })
 }
 
-/// Everything about one node that its report needs.
+/// Everything about one node that its report, and what leaves it, depend on.
 #[derive(Clone, Debug, Default)]
 pub struct NodeSeen {
     pub name: String,
-    /// What `status.volumesAttached` lists now, in its order.
-    pub reported: Vec<String>,
+    /// What `status.volumesAttached` lists now; `None` where there is no Node object.
+    pub reported: Option<Vec<String>>,
+    /// An administrator says that the machine is off.
+    pub out_of_service: bool,
     pub volumes: Vec<NodeVolume>,
 }
 
 /// A VolumeAttachment of the node.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeVolume {
+    pub attachment: String,
     /// The PersistentVolume.
     pub volume: String,
     pub unique: String,
     pub state: State,
     pub wanted: bool,
-    pub in_use: bool,
-    pub out_of_service: bool,
+    pub usage: Usage,
 }
 
-/// What the node is to be told, if that differs from what it is told now: exactly the volumes whose attachment is
-/// confirmed and that it may use or still uses.
-pub fn report(seen: &NodeSeen) -> Option<Vec<String>> {
-    let belongs = |v: &&NodeVolume| v.state == State::Confirmed && (v.wanted || (v.in_use && !v.out_of_service));
-    let want: BTreeSet<&str> = seen.volumes.iter().filter(belongs).map(|v| v.unique.as_str()).collect();
-    let have: BTreeSet<&str> = seen.reported.iter().map(String::as_str).collect();
-    (want != have).then(|| want.into_iter().map(ToOwned::to_owned).collect())
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Usage {
+    /// In `status.volumesInUse`.
+    InUse,
+    NotInUse,
+    /// There is no Node object, and nobody saw the last one.
+    Unknown,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeDecision {
+    /// What the node is to be told, if that differs from what it is told now.
+    pub report: Option<Vec<String>>,
+    /// What leaves the node, once it has been told so.
+    pub detach: Vec<Detach>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Detach {
+    pub attachment: String,
+    pub unique: String,
+    pub check: Check,
+}
+
+/// Whether the node must be asked, live, that it does not use the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Check {
+    NotInUse,
+    Nothing,
+}
+
+pub fn node(seen: &NodeSeen) -> NodeDecision {
+    let may_use = |v: &NodeVolume| v.wanted || (v.usage != Usage::NotInUse && !seen.out_of_service);
+    let stays = |v: &&NodeVolume| v.state == State::Confirmed && may_use(v);
+    let want: BTreeSet<&str> = seen.volumes.iter().filter(stays).map(|v| v.unique.as_str()).collect();
+    let report = seen.reported.as_ref().and_then(|reported| {
+        let have: BTreeSet<&str> = reported.iter().map(String::as_str).collect();
+        (want != have).then(|| want.iter().map(|name| (*name).to_owned()).collect())
+    });
+    let check = if seen.out_of_service { Check::Nothing } else { Check::NotInUse };
+    let leaves = |v: &&NodeVolume| v.state != State::Leaving && !may_use(v);
+    let detach = seen.volumes.iter().filter(leaves).map(|v| Detach {
+        attachment: v.attachment.clone(),
+        unique: v.unique.clone(),
+        check,
+    });
+    NodeDecision { report, detach: detach.collect() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use State::{Confirmed, Leaving, Unconfirmed};
 
     fn wanted(pod: &str, node: &str) -> Wanted {
-        Wanted { since: None, pod: pod.to_owned(), node: node.to_owned() }
+        Wanted { since: None, pod: pod.to_owned(), node: node.to_owned(), volume: "pv".to_owned() }
     }
 
     fn on(node: &str, state: State) -> Attached {
-        Attached { node: node.to_owned(), state, reported: false, in_use: false, out_of_service: false }
+        Attached { node: node.to_owned(), state, error: None }
     }
 
-    fn reported(attached: Attached) -> Attached {
-        Attached { reported: true, ..attached }
-    }
-
-    fn in_use(attached: Attached) -> Attached {
-        Attached { in_use: true, ..attached }
-    }
-
-    fn seen(wanted: &[Wanted], attached: &[Attached]) -> VolumeSeen {
+    fn seen(wanted: &[&Wanted], attached: &[Attached]) -> VolumeSeen {
         VolumeSeen {
-            volume: "pv".to_owned(),
             unique: "v".to_owned(),
             many_nodes: false,
             attachable: true,
-            wanted: wanted.to_vec(),
+            wanted: wanted.iter().map(|w| (*w).clone()).collect(),
             attached: attached.to_vec(),
         }
     }
@@ -208,108 +207,103 @@ mod tests {
         VolumeDecision::Wait { node: node.to_owned(), why }
     }
 
-    fn held(holder: &str, pods: &[&str]) -> Wait {
+    fn held_by(holder: &str, pods: &[&str]) -> Wait {
         Wait::HeldElsewhere { holder: holder.to_owned(), pods: pods.iter().map(ToString::to_string).collect() }
     }
 
     #[test]
     fn a_volume_is_attached_where_its_pod_is_and_on_one_node_only() {
-        use State::{Confirmed, Leaving, Unconfirmed};
-        let attach = |node: &str| VolumeDecision::Attach { node: node.to_owned() };
-        let detach = |node: &str, check| VolumeDecision::Detach { node: node.to_owned(), check };
+        let attach = |node: &str| VolumeDecision::Attach { node: node.to_owned(), volume: "pv".to_owned() };
         let (a, b) = (wanted("p", "a"), wanted("q", "b"));
-        let dead = Attached { out_of_service: true, ..in_use(on("a", Confirmed)) };
+        let failing = Attached { error: Some("no".to_owned()), ..on("a", Unconfirmed) };
         let early = Wanted { since: Timestamp::from_second(1).ok(), ..wanted("z", "b") };
         let late = Wanted { since: Timestamp::from_second(2).ok(), ..wanted("p", "a") };
         for (case, seen, want) in [
             ("nobody wants it", seen(&[], &[]), vec![]),
-            ("wanted and not attached", seen(std::slice::from_ref(&a), &[]), vec![attach("a")]),
-            ("attached and wanted", seen(std::slice::from_ref(&a), &[on("a", Confirmed)]), vec![]),
+            ("nobody wants it any more", seen(&[], &[on("a", Confirmed)]), vec![]),
+            ("wanted and not attached", seen(&[&a], &[]), vec![attach("a")]),
+            ("attached and wanted", seen(&[&a], &[on("a", Confirmed)]), vec![]),
+            ("the driver has not answered", seen(&[&a], &[on("a", Unconfirmed)]), vec![wait("a", Wait::ForDriver)]),
+            ("the driver failed", seen(&[&a], &[failing]), vec![wait("a", Wait::Failing("no".to_owned()))]),
+            ("wanted again while leaving", seen(&[&a], &[on("a", Leaving)]), vec![wait("a", Wait::ForDetach)]),
+            ("a second node must wait", seen(&[&a, &b], &[on("a", Confirmed)]), vec![wait("b", held_by("a", &["p"]))]),
             (
-                "the driver has not answered",
-                seen(std::slice::from_ref(&a), &[on("a", Unconfirmed)]),
-                vec![wait("a", Wait::ForDriver)],
+                "an attachment nobody wants holds the place",
+                seen(&[&b], &[on("a", Confirmed)]),
+                vec![wait("b", held_by("a", &[]))],
             ),
             (
-                "wanted again while leaving",
-                seen(std::slice::from_ref(&a), &[on("a", Leaving)]),
-                vec![wait("a", Wait::ForDetach)],
+                "so does one that was never confirmed",
+                seen(&[&b], &[on("a", Unconfirmed)]),
+                vec![wait("b", held_by("a", &[]))],
             ),
-            (
-                "unwanted, mounted",
-                seen(&[], &[reported(in_use(on("a", Confirmed)))]),
-                vec![wait("a", Wait::ForUnmount)],
-            ),
-            (
-                "unwanted, unmounted, reported",
-                seen(&[], &[reported(on("a", Confirmed))]),
-                vec![wait("a", Wait::ForReport)],
-            ),
-            ("unwanted and free to go", seen(&[], &[on("a", Confirmed)]), vec![detach("a", Check::NotInUse)]),
-            ("never confirmed, pod moved away", seen(&[], &[on("a", Unconfirmed)]), vec![detach("a", Check::NotInUse)]),
-            ("the machine is off by word of an administrator", seen(&[], &[dead]), vec![detach("a", Check::Nothing)]),
-            (
-                "a second node must wait",
-                seen(&[a.clone(), b.clone()], &[on("a", Confirmed)]),
-                vec![wait("b", held("a", &["p"]))],
-            ),
-            (
-                "an unconfirmed attachment holds the place too",
-                seen(std::slice::from_ref(&b), &[on("a", Unconfirmed)]),
-                vec![detach("a", Check::NotInUse), wait("b", held("a", &[]))],
-            ),
-            (
-                "so does one that is leaving",
-                seen(std::slice::from_ref(&b), &[on("a", Leaving)]),
-                vec![wait("a", Wait::ForDetach), wait("b", held("a", &[]))],
-            ),
+            ("and one that is leaving", seen(&[&b], &[on("a", Leaving)]), vec![wait("b", held_by("a", &[]))]),
             (
                 "two nodes at once: the older pod's",
-                seen(&[late, early], &[]),
-                vec![attach("b"), wait("a", held("b", &["z"]))],
+                seen(&[&late, &early], &[]),
+                vec![wait("a", held_by("b", &["z"])), attach("b")],
             ),
             (
                 "shared volumes go everywhere",
-                VolumeSeen { many_nodes: true, ..seen(&[a.clone(), b], &[on("a", Confirmed)]) },
+                VolumeSeen { many_nodes: true, ..seen(&[&a, &b], &[on("a", Confirmed)]) },
                 vec![attach("b")],
             ),
-            (
-                "the driver wants no attachments any more",
-                VolumeSeen { attachable: false, ..seen(&[a], &[on("a", Confirmed)]) },
-                vec![detach("a", Check::NotInUse)],
-            ),
+            ("the driver wants no attachments", VolumeSeen { attachable: false, ..seen(&[&a], &[]) }, vec![]),
         ] {
             assert_eq!(volume(&seen), want, "{case}");
         }
     }
 
     #[test]
-    fn a_node_is_told_of_exactly_what_it_may_use() {
-        use State::{Confirmed, Leaving, Unconfirmed};
-        let v = |state, wanted, in_use| NodeVolume {
+    fn a_node_is_told_of_exactly_what_it_may_use_and_loses_the_rest() {
+        use Usage::{InUse, NotInUse, Unknown};
+        let v = |state, wanted, usage| NodeVolume {
+            attachment: "va".to_owned(),
             volume: "pv".to_owned(),
             unique: "v".to_owned(),
             state,
             wanted,
-            in_use,
-            out_of_service: false,
+            usage,
         };
-        let off = NodeVolume { out_of_service: true, ..v(Confirmed, false, true) };
-        let (told, untold): (&[&str], &[&str]) = (&["v"], &[]);
-        for (case, reported, volume, want) in [
-            ("confirmed and wanted", untold, v(Confirmed, true, false), Some(told)),
-            ("told already", told, v(Confirmed, true, true), None),
-            ("not confirmed", untold, v(Unconfirmed, true, false), None),
-            ("unwanted but mounted", told, v(Confirmed, false, true), None),
-            ("unwanted and unmounted", told, v(Confirmed, false, false), Some(untold)),
-            ("leaving", told, v(Leaving, true, false), Some(untold)),
-            ("mounted on a machine that is off", told, off, Some(untold)),
+        let told = Some(vec!["v".to_owned()]);
+        let untold = Some(Vec::new());
+        let stays = Vec::new();
+        let leaves = |check| vec![Detach { attachment: "va".to_owned(), unique: "v".to_owned(), check }];
+        let asked = || leaves(Check::NotInUse);
+        let (on, off) = (false, true);
+        for (case, reported, is_off, volume, report, detach) in [
+            ("confirmed and wanted", untold.clone(), on, v(Confirmed, true, NotInUse), told.clone(), stays.clone()),
+            ("told already", told.clone(), on, v(Confirmed, true, InUse), None, stays.clone()),
+            ("not confirmed", untold.clone(), on, v(Unconfirmed, true, NotInUse), None, stays.clone()),
+            ("unwanted but mounted", told.clone(), on, v(Confirmed, false, InUse), None, stays.clone()),
+            ("unwanted and unmounted", told.clone(), on, v(Confirmed, false, NotInUse), untold.clone(), asked()),
+            ("never confirmed, its pod moved away", untold.clone(), on, v(Unconfirmed, false, NotInUse), None, asked()),
+            (
+                "never confirmed, and the node says it uses it",
+                untold.clone(),
+                on,
+                v(Unconfirmed, false, InUse),
+                None,
+                stays.clone(),
+            ),
+            ("leaving", told.clone(), on, v(Leaving, true, NotInUse), untold.clone(), stays.clone()),
+            (
+                "mounted on a machine that is off",
+                told.clone(),
+                off,
+                v(Confirmed, false, InUse),
+                untold,
+                leaves(Check::Nothing),
+            ),
+            ("wanted on a machine that is off", told, off, v(Confirmed, true, InUse), None, stays.clone()),
+            ("the Node is gone, it did not use the volume", None, on, v(Confirmed, false, NotInUse), None, asked()),
+            ("the Node is gone, it used the volume", None, on, v(Confirmed, false, InUse), None, stays.clone()),
+            ("the Node is gone, nobody knows", None, on, v(Confirmed, false, Unknown), None, stays),
         ] {
-            let strings = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
-            let seen = NodeSeen { name: "n".to_owned(), reported: strings(reported), volumes: vec![volume] };
-            assert_eq!(report(&seen), want.map(strings), "{case}");
+            let seen = NodeSeen { name: "n".to_owned(), reported, out_of_service: is_off, volumes: vec![volume] };
+            assert_eq!(node(&seen), NodeDecision { report, detach }, "{case}");
         }
-        let gone = NodeSeen { name: "n".to_owned(), reported: vec!["v".to_owned()], volumes: Vec::new() };
-        assert_eq!(report(&gone), Some(Vec::new()), "its attachment is gone altogether");
+        let gone = NodeSeen { reported: Some(vec!["v".to_owned()]), ..NodeSeen::default() };
+        assert_eq!(node(&gone).report, Some(Vec::new()), "its attachment is gone altogether");
     }
 }

@@ -46,7 +46,10 @@ pub async fn run(context: Context, stop: CancellationToken) {
     let observed = observe::Observed::new(&context.caches);
     let recorder = Recorder::new(context.client.clone(), "persistentvolume-controller", context.clock.clone());
     // Nothing may be decided on half a picture: a volume not listed yet would look like no volume.
-    observed.synced().await;
+    tokio::select! {
+        () = stop.cancelled() => return,
+        () = observed.synced() => {}
+    }
     wake(&observed, &queue);
     let binder = Binder { context, observed, recorder };
     work("bind", queue, AT_ONCE, stop, move |subject| binder.clone().reconcile(subject)).await;

@@ -33,7 +33,10 @@ struct Protector {
 pub async fn run(context: Context, stop: CancellationToken) {
     let queue = Queue::new(Backoff::default());
     let observed = observe::Observed::new(&context.caches);
-    observed.synced().await;
+    tokio::select! {
+        () = stop.cancelled() => return,
+        () = observed.synced() => {}
+    }
     wake(&observed, &queue);
     let protector = Protector { context, observed };
     work("protect", queue, AT_ONCE, stop, move |subject| protector.clone().reconcile(subject)).await;

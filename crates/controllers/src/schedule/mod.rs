@@ -28,7 +28,10 @@ struct Scheduler {
 pub async fn run(context: Context, stop: CancellationToken) {
     let queue: Queue<Key> = Queue::new(Backoff::default());
     let (pods, nodes) = (context.caches.pods(), context.caches.nodes());
-    tokio::join!(pods.synced(), nodes.synced());
+    tokio::select! {
+        () = stop.cancelled() => return,
+        ((), ()) = async { tokio::join!(pods.synced(), nodes.synced()) } => {}
+    }
     let q = queue.clone();
     pods.subscribe(move |change| q.add(Key::of(&change.object().metadata)));
     let (q, waiting) = (queue.clone(), pods.clone());

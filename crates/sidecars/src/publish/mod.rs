@@ -44,7 +44,10 @@ pub async fn run(context: Context, driver: Driver, stop: CancellationToken) {
     let retry = Backoff::new(Duration::from_secs(1), Duration::from_secs(300));
     let (attachments, volumes) = (Queue::new(retry), Queue::new(retry));
     let observed = observe::Observed::new(&context.caches);
-    observed.synced().await;
+    tokio::select! {
+        () = stop.cancelled() => return,
+        () = observed.synced() => {}
+    }
     wake(&observed, &attachments, &volumes);
     let (publishing, unpublishing) = (Arc::new(Semaphore::new(CALLS)), Arc::new(Semaphore::new(CALLS)));
     let publisher = Publisher { context, driver, observed, publishing, unpublishing };
