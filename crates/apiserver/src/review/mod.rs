@@ -63,7 +63,7 @@ pub(crate) async fn answer(api: &Arc<Api>, call: &Call, caller: &Caller, target:
     match d.kind.as_str() {
         "SelfSubjectReview" => {
             let mut review: SelfSubjectReview = body(call, d)?;
-            review.metadata.creation_timestamp = Some(crate::meta::now()).map(k8s_time);
+            review.metadata.creation_timestamp = Some(k8s_time(crate::meta::now()));
             review.status = Some(SelfSubjectReviewStatus { user_info: Some(user_info(caller)) });
             created(&review)
         }
