@@ -28,6 +28,7 @@ pub mod finalizer {
     pub const PV_PROTECTION: &str = "kubernetes.io/pv-protection";
     /// On a claim that others are cloned from.
     pub const CLONING: &str = "provisioner.storage.kubernetes.io/cloning-protection";
+    pub const VAC_PROTECTION: &str = "kubernetes.io/vac-protection";
     pub const PROVISIONER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
 }
 

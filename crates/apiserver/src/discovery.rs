@@ -137,8 +137,12 @@ pub(crate) fn resources(kinds: &Kinds, group: &str, version: &str) -> Result<Rep
 fn subresources(d: &Descriptor) -> Vec<Sub<'_>> {
     let of = SUBRESOURCES.iter().filter(|(plural, _)| *plural == d.plural && d.group.is_empty());
     let mut found: Vec<Sub<'_>> = of.map(|(_, sub)| *sub).collect();
+    let shown: &[&str] = &["get", "patch", "update"];
+    if d.scale.is_some() {
+        found.push(("scale", "Scale", Some(("autoscaling", "v1")), shown));
+    }
     if d.has_status {
-        found.push(("status", &d.kind, None, &["get", "patch", "update"]));
+        found.push(("status", &d.kind, None, shown));
     }
     found
 }

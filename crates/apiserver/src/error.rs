@@ -21,6 +21,8 @@ pub(crate) enum ApiError {
     NoSuchResource,
     #[error("the server does not allow this method on the requested resource")]
     MethodNotAllowed,
+    #[error("{0}")]
+    NotAllowedNow(&'static str),
     #[error("only the following media types are accepted: application/json")]
     NotAcceptable,
     #[error("the body of the request was in an unknown format - accepted media types include: {0}")]
@@ -43,6 +45,11 @@ pub(crate) enum ApiError {
     VersionTooLarge { asked: u64, current: u64 },
     #[error("Timeout: the request's body did not come in time")]
     Slow,
+    #[error("{message}")]
+    ApplyConflict { message: String, causes: Vec<ApplyCause> },
+    /// A failure that has no class of its own.
+    #[error("{0}")]
+    Unclassified(String),
     #[error("Internal error occurred: {0}")]
     Internal(String),
     #[error("the server is shutting down")]
@@ -55,6 +62,13 @@ pub(crate) struct Cause {
     pub(crate) reason: &'static str,
     pub(crate) message: String,
     pub(crate) field: &'static str,
+}
+
+/// A field another manager owns.
+#[derive(Clone, Debug)]
+pub(crate) struct ApplyCause {
+    pub(crate) message: String,
+    pub(crate) field: String,
 }
 
 /// A kind as validation messages name it: `Pod`, `StorageClass.storage.k8s.io`.
@@ -143,7 +157,7 @@ impl ApiError {
             }
             Self::NotFound { resource, name } => (404, "NotFound", Some(about(resource, name)), None),
             Self::NoSuchResource => (404, "NotFound", Some(json!({})), None),
-            Self::MethodNotAllowed => (405, "MethodNotAllowed", None, None),
+            Self::MethodNotAllowed | Self::NotAllowedNow(_) => (405, "MethodNotAllowed", None, None),
             Self::NotAcceptable => (406, "NotAcceptable", None, None),
             Self::UnsupportedMediaType(_) => (415, "UnsupportedMediaType", None, None),
             Self::AlreadyExists { resource, name, .. } => (409, "AlreadyExists", Some(about(resource, name)), None),
@@ -165,6 +179,14 @@ impl ApiError {
                 (504, "Timeout", Some(json!({ "causes": [cause], "retryAfterSeconds": 1 })), None)
             }
             Self::Slow => (504, "Timeout", None, None),
+            Self::ApplyConflict { causes, .. } => {
+                let causes: Vec<Value> = causes
+                    .iter()
+                    .map(|c| json!({ "reason": "FieldManagerConflict", "message": c.message, "field": c.field }))
+                    .collect();
+                (409, "Conflict", Some(json!({ "causes": causes })), None)
+            }
+            Self::Unclassified(_) => (500, "", None, None),
             Self::Internal(_) => (500, "InternalError", None, None),
             Self::Unavailable => (503, "ServiceUnavailable", Some(json!({ "retryAfterSeconds": 1 })), None),
         };
@@ -174,6 +196,11 @@ impl ApiError {
         });
         if let Some(details) = details {
             status["details"] = details;
+        }
+        if reason.is_empty()
+            && let Value::Object(fields) = &mut status
+        {
+            fields.remove("reason");
         }
         (StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), status)
     }

@@ -4,12 +4,13 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use jiff::Timestamp;
 use k8s_openapi::Metadata;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserializer, Serialize};
 use serde_json::Value;
@@ -19,6 +20,8 @@ use tokio_util::sync::CancellationToken;
 use crate::descriptor::Descriptor;
 use crate::field::FieldError;
 use crate::meta::NameRule;
+use crate::schema::Schema;
+use crate::schema::builtin::Definitions;
 use crate::table::{Column, ColumnOf};
 use crate::view::Conversion;
 
@@ -45,6 +48,11 @@ pub(crate) trait Strategy: Send + Sync + 'static {
     fn prepare_status(_new: &mut Self::Object, _old: &Self::Object, _now: Timestamp) {}
 
     fn validate(_object: &Self::Object) -> Vec<FieldError> {
+        Vec::new()
+    }
+
+    /// What only a new object has to meet.
+    fn validate_new(_object: &Self::Object) -> Vec<FieldError> {
         Vec::new()
     }
 
@@ -88,12 +96,20 @@ pub(crate) trait Strategy: Send + Sync + 'static {
 
 /// What the type of a kind has to be able to do.
 pub(crate) trait Typed:
-    Metadata<Ty = ObjectMeta> + Serialize + DeserializeOwned + Clone + PartialEq + Send + Sync + 'static
+    Metadata<Ty = ObjectMeta> + JsonSchema + Serialize + DeserializeOwned + Clone + PartialEq + Send + Sync + 'static
 {
 }
 
 impl<T> Typed for T where
-    T: Metadata<Ty = ObjectMeta> + Serialize + DeserializeOwned + Clone + PartialEq + Send + Sync + 'static
+    T: Metadata<Ty = ObjectMeta>
+        + JsonSchema
+        + Serialize
+        + DeserializeOwned
+        + Clone
+        + PartialEq
+        + Send
+        + Sync
+        + 'static
 {
 }
 
@@ -104,6 +120,10 @@ pub(crate) trait Object: Any + Send + Sync {
     fn copy(&self) -> Box<dyn Object>;
     /// The canonical bytes. They hold whatever resourceVersion the metadata holds; clear it before storing.
     fn encode(&self) -> Bytes;
+    /// The same as a value.
+    fn to_value(&self) -> Value {
+        serde_json::from_slice(&self.encode()).unwrap_or_default()
+    }
 }
 
 impl<T: Typed> Object for T {
@@ -120,8 +140,26 @@ impl<T: Typed> Object for T {
     }
 
     fn encode(&self) -> Bytes {
+        let mut out = Vec::with_capacity(512);
         // Maps in the types are ordered and have string keys, so encoding is deterministic and cannot fail.
-        metadata_first(serde_json::to_vec(self).expect("API types encode")).into()
+        self.serialize(&mut serde_json::Serializer::with_formatter(&mut out, WholeNumbers)).expect("API types encode");
+        metadata_first(out).into()
+    }
+
+    fn to_value(&self) -> Value {
+        serde_json::to_value(self).expect("API types encode")
+    }
+}
+
+/// Writes a number without a fraction as clients write it: `10`, not `10.0`.
+struct WholeNumbers;
+
+impl serde_json::ser::Formatter for WholeNumbers {
+    fn write_f64<W: ?Sized + std::io::Write>(&mut self, writer: &mut W, value: f64) -> std::io::Result<()> {
+        if value.fract() == 0.0 && value.abs() < 1e15 {
+            return write!(writer, "{value:.0}");
+        }
+        serde_json::ser::CompactFormatter.write_f64(writer, value)
     }
 }
 
@@ -176,6 +214,7 @@ pub(crate) trait Kind: Send + Sync {
     fn prepare_update(&self, new: &mut dyn Object, old: &dyn Object);
     fn prepare_status(&self, new: &mut dyn Object, old: &dyn Object, now: Timestamp);
     fn validate(&self, object: &dyn Object) -> Vec<FieldError>;
+    fn validate_new(&self, object: &dyn Object) -> Vec<FieldError>;
     fn validate_update(&self, new: &dyn Object, old: &dyn Object) -> Vec<FieldError>;
     fn validate_status(&self, new: &dyn Object, old: &dyn Object) -> Vec<FieldError>;
     fn is_held(&self, object: &dyn Object) -> bool;
@@ -187,11 +226,6 @@ pub(crate) trait Kind: Send + Sync {
 
     /// How the kind differs from what is stored, if it does.
     fn conversion(&self) -> Option<Arc<dyn Conversion>> {
-        None
-    }
-
-    /// The OpenAPI schema of a kind that somebody defined; built-in kinds have theirs elsewhere.
-    fn schema(&self) -> Option<&Value> {
         None
     }
 
@@ -215,17 +249,36 @@ pub(crate) trait Kind: Send + Sync {
             retired.cancel();
         }
     }
+    /// How objects of the kind are built and joined.
+    fn schema(&self) -> &Schema {
+        Schema::unknown()
+    }
+    /// Does the kind say how to merge its lists? Custom resources do not.
+    fn merges_strategically(&self) -> bool {
+        false
+    }
+    /// Adds the kind's description for OpenAPI and returns its name there, if it has one.
+    fn describe(&self, _definitions: &mut Definitions) -> Option<String> {
+        None
+    }
 }
 
 pub(crate) struct Erased<S> {
     descriptor: Descriptor,
     conversion: Option<Arc<dyn Conversion>>,
+    /// Built when first needed.
+    schema: OnceLock<Schema>,
     strategy: PhantomData<fn() -> S>,
 }
 
 impl<S: Strategy> Erased<S> {
     pub(crate) fn new() -> Self {
-        Self { descriptor: S::descriptor(), conversion: S::conversion(), strategy: PhantomData }
+        Self {
+            descriptor: S::descriptor(),
+            conversion: S::conversion(),
+            schema: OnceLock::new(),
+            strategy: PhantomData,
+        }
     }
 }
 
@@ -281,6 +334,10 @@ impl<S: Strategy> Kind for Erased<S> {
         S::validate(typed(object))
     }
 
+    fn validate_new(&self, object: &dyn Object) -> Vec<FieldError> {
+        S::validate_new(typed(object))
+    }
+
     fn validate_update(&self, new: &dyn Object, old: &dyn Object) -> Vec<FieldError> {
         S::validate_update(typed(new), typed(old))
     }
@@ -315,6 +372,18 @@ impl<S: Strategy> Kind for Erased<S> {
 
     fn conversion(&self) -> Option<Arc<dyn Conversion>> {
         self.conversion.clone()
+    }
+
+    fn schema(&self) -> &Schema {
+        self.schema.get_or_init(Schema::of::<S::Object>)
+    }
+
+    fn merges_strategically(&self) -> bool {
+        true
+    }
+
+    fn describe(&self, definitions: &mut Definitions) -> Option<String> {
+        Some(definitions.add::<S::Object>())
     }
 }
 

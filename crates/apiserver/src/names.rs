@@ -54,6 +54,19 @@ pub(crate) fn label(name: &str) -> Result<(), String> {
     if is_label(name) { Ok(()) } else { Err(LABEL.into()) }
 }
 
+const DNS_1035: &str = "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an \
+    alphabetic character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for \
+    validation is '[a-z]([-a-z0-9]*[a-z0-9])?')";
+
+/// A label that begins with a letter.
+pub(crate) fn dns_1035(name: &str) -> Result<(), String> {
+    if name.len() > 63 {
+        return Err("must be no more than 63 bytes".into());
+    }
+    let letter = name.as_bytes().first().is_some_and(u8::is_ascii_lowercase);
+    if letter && is_label(name) { Ok(()) } else { Err(DNS_1035.into()) }
+}
+
 fn is_qualified_part(text: &str) -> bool {
     let bytes = text.as_bytes();
     matches!((bytes.first(), bytes.last()), (Some(a), Some(z)) if a.is_ascii_alphanumeric() && z.is_ascii_alphanumeric())

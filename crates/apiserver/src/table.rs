@@ -31,6 +31,10 @@ pub(crate) const NAME: Column = Column {
 pub(crate) const AGE: Column =
     Column::text("Age", "Time since the object was created, as the server saw it when it answered.");
 
+/// For kinds without columns of their own.
+pub(crate) const CREATED: Column =
+    Column { kind: "date", ..Column::text("Created At", "When the object was created.") };
+
 impl ColumnOf<'static> {
     pub(crate) const fn text(name: &'static str, description: &'static str) -> Self {
         Self { name, kind: "string", format: "", priority: 0, description }
@@ -98,6 +102,10 @@ pub(crate) fn row(out: &mut BytesMut, kind: &dyn Kind, stored: &Stored, include:
 
 pub(crate) fn name(meta: &ObjectMeta) -> Value {
     meta.name.clone().into()
+}
+
+pub(crate) fn created(meta: &ObjectMeta) -> Value {
+    meta.creation_timestamp.as_ref().map(|t| t.0.to_string()).into()
 }
 
 pub(crate) fn age(meta: &ObjectMeta, now: Timestamp) -> Value {

@@ -63,6 +63,11 @@ const COMPONENTS: &[(&str, &[Rule])] = &[
             EVENTS,
         ],
     ),
+    // Whatever it is, it may have an owner or a namespace that is gone.
+    (
+        "system:cleat:collector",
+        &[(&["*"], &["*"], &["delete", "deletecollection", "get", "list", "patch", "update", "watch"])],
+    ),
     (
         "system:cleat:protector",
         &[(CORE, &["pods"], &["list"]), (CORE, &["persistentvolumeclaims", "persistentvolumes"], &["patch"])],

@@ -108,6 +108,10 @@ pub(crate) async fn list(
         last = entry.key.strip_prefix(root.as_str());
         found.push(entry.into());
     }
+    // Lists of custom objects have always shown where they end.
+    if d.custom && form == Form::Plain && metadata.get("continue").is_none() {
+        metadata["continue"] = "".into();
+    }
     let body = Body { kind: kind.clone(), form, include: call.query.include_object()?, metadata, now: meta::now() };
     Ok(body.reply(found))
 }

@@ -12,7 +12,7 @@ use crate::field::FieldError;
 use crate::http::query::Effect;
 use crate::kind::{Kind, Object, Source, Unknown, typed, typed_mut};
 use crate::render::Stored;
-use crate::{admission, guard, meta};
+use crate::{admission, guard, managed, meta};
 
 const NAME_ATTEMPTS: usize = 8;
 
@@ -54,18 +54,21 @@ pub(crate) async fn insert(
     guard::create(api, kind, &*object).await?;
     admission::create(api, kind, &mut *object).await?;
     meta::stamp_created(object.meta_mut(), now);
-    kind.prepare_create(&mut *object, now);
-    meta::normalise(object.meta_mut());
     let base = object.meta().generate_name.clone().filter(|_| object.meta().name.is_none());
+    let named = object;
     let mut attempt = 0;
     loop {
         attempt += 1;
+        let mut object = named.copy();
         if let Some(base) = &base {
             object.meta_mut().name = Some(meta::generated_name(base));
         }
+        kind.prepare_create(&mut *object, now);
+        meta::normalise(object.meta_mut());
         let name = object.meta().name.clone().unwrap_or_default();
-        let mut errors = meta::validate(object.meta(), kind.name_rule());
+        let mut errors = meta::validate(object.meta(), kind.name_rule(), d.finalizers());
         errors.extend(kind.validate(&*object));
+        errors.extend(kind.validate_new(&*object));
         if !errors.is_empty() {
             return Err(ApiError::invalid(d, &name, errors));
         }
@@ -145,6 +148,7 @@ pub(crate) async fn modify(
                 Err(error) => return Err(error.into()),
             }
         }
+        managed::keep_times(&mut *new, &*old, &entry.value);
         let value = new.encode();
         if value == entry.value {
             return Ok(stored);
@@ -243,7 +247,7 @@ fn check_valid(at: &At<'_>, part: Part, new: &dyn Object, old: &dyn Object) -> R
     let mut errors = meta::validate_update(new.meta(), old.meta());
     match part {
         Part::Main => {
-            errors.extend(meta::validate(new.meta(), at.kind.name_rule()));
+            errors.extend(meta::validate(new.meta(), at.kind.name_rule(), at.descriptor().finalizers()));
             errors.extend(at.kind.validate(new));
             errors.extend(at.kind.validate_update(new, old));
         }

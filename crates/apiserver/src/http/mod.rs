@@ -36,6 +36,8 @@ pub(crate) struct Call {
     pub(crate) query: Query,
     pub(crate) accept: Option<String>,
     pub(crate) content_type: Option<String>,
+    /// Who the client says it is.
+    pub(crate) agent: String,
     pub(crate) body: Bytes,
     /// Ends streams when the connection's server stops.
     pub(crate) closing: CancellationToken,
@@ -149,9 +151,9 @@ async fn answer(
         Route::Groups => Ok(discovery::groups(&kinds, accept).conditional(header(IF_NONE_MATCH))),
         Route::Group(group) => discovery::group(&kinds, &group),
         Route::Resources { group, version } => discovery::resources(&kinds, &group, &version),
-        Route::OpenApiV2 => Ok(openapi::v2(accept)),
+        Route::OpenApiV2 => Ok(openapi::v2(&kinds, openapi::Asked::of(&parts))),
         Route::OpenApiV3 => Ok(openapi::v3_index(&kinds)),
-        Route::OpenApiV3Document(path) => openapi::v3_document(&kinds, &path),
+        Route::OpenApiV3Document(path) => openapi::v3_document(&kinds, &path, openapi::Asked::of(&parts)),
         Route::Resource(target)
             if kinds.in_version(&target.group, &target.version).next().is_none()
                 && !review::is_group(&target.group, &target.version) =>
@@ -164,6 +166,7 @@ async fn answer(
                 query: Query::parse(parts.uri.query()),
                 accept: accept.map(Into::into),
                 content_type,
+                agent: header(USER_AGENT).unwrap_or(&caller.name).to_owned(),
                 method: parts.method,
                 body,
                 closing,

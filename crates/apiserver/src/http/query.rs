@@ -7,6 +7,8 @@ use cleat_store::Revision;
 use crate::error::ApiError;
 use crate::field::FieldError;
 
+const MANAGER_LIMIT: usize = 128;
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Query(Vec<(String, String)>);
 
@@ -101,6 +103,26 @@ impl Query {
                 Err(ApiError::invalid_option(options_kind, error))
             }
         }
+    }
+
+    /// Who the change is recorded for: named by the request, or by the client's name for itself.
+    pub(crate) fn field_manager(&self, options_kind: &str, agent: &str) -> Result<String, ApiError> {
+        let Some(name) = self.present("fieldManager") else {
+            let prefix = agent.split('/').next().unwrap_or_default();
+            return Ok(prefix.chars().take_while(|c| !c.is_control()).take(MANAGER_LIMIT).collect());
+        };
+        let error = if name.len() > MANAGER_LIMIT {
+            FieldError::too_long("fieldManager", MANAGER_LIMIT)
+        } else if name.chars().any(char::is_control) {
+            FieldError::invalid("fieldManager", name, "should only contain printable characters")
+        } else {
+            return Ok(name.into());
+        };
+        Err(ApiError::invalid_option(options_kind, error))
+    }
+
+    pub(crate) fn force(&self) -> Option<bool> {
+        self.flag("force")
     }
 
     pub(crate) fn grace_period(&self) -> Result<Option<i64>, ApiError> {

@@ -101,7 +101,9 @@ impl Reply {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(self.content_type));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
-        headers.extend(self.headers);
+        for (name, value) in self.headers {
+            headers.insert(name, value);
+        }
         for warning in self.warnings {
             let quoted: String = warning
                 .chars()
