@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::{bench, ci, tidy};
+use crate::{bench, ci, golden, tidy};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", about = "The project's repeatable chores")]
@@ -22,6 +22,8 @@ enum Chore {
     Tidy,
     /// Measures one part on this machine and prints the figures
     Bench { name: bench::Name },
+    /// Replays recorded behaviour of a real cluster against Cleat
+    Golden(golden::Arguments),
 }
 
 pub(crate) fn run() -> ExitCode {
@@ -30,6 +32,7 @@ pub(crate) fn run() -> ExitCode {
         Chore::Ci => ci::run(&root),
         Chore::Tidy => tidy::run(&root),
         Chore::Bench { name } => bench::run(&root, name),
+        Chore::Golden(arguments) => golden::run(&root, &arguments),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

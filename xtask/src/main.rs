@@ -3,6 +3,7 @@
 mod bench;
 mod ci;
 mod cli;
+mod golden;
 mod tidy;
 
 fn main() -> std::process::ExitCode {

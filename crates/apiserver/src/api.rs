@@ -7,12 +7,16 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::kind::Kind;
+use crate::limits::Limits;
+use crate::security::Security;
 use crate::strategy;
 use crate::view::View;
 
 pub(crate) struct Api {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) catalog: Catalog,
+    pub(crate) security: Security,
+    pub(crate) limits: Limits,
     /// Cancelled when the server goes away.
     pub(crate) closing: CancellationToken,
     /// Last, so that whoever waits for it to be dropped finds the store already released.

@@ -71,6 +71,8 @@ pub(crate) struct Descriptor {
     pub(crate) delete_reply: DeleteReply,
     pub(crate) put_version: PutVersion,
     pub(crate) put_missing: PutMissing,
+    /// Is the kind a question that is answered and not stored?
+    only_created: bool,
     pub(crate) list_kind: String,
     /// What follows the root in the storage key.
     storage: String,
@@ -96,6 +98,7 @@ impl Descriptor {
             delete_reply: DeleteReply::Object,
             put_version: PutVersion::Optional,
             put_missing: PutMissing::NotFound,
+            only_created: false,
             storage: plural.into(),
             head: String::new(),
         };
@@ -143,6 +146,11 @@ impl Descriptor {
         self
     }
 
+    pub(crate) fn only_created(mut self) -> Self {
+        self.only_created = true;
+        self
+    }
+
     pub(crate) fn stored_under(mut self, segment: &str) -> Self {
         self.storage = segment.into();
         self
@@ -182,7 +190,9 @@ impl Descriptor {
     }
 
     pub(crate) fn verbs(&self) -> &'static [&'static str] {
-        if self.plural == "namespaces" {
+        if self.only_created {
+            &["create"]
+        } else if self.plural == "namespaces" {
             &["create", "delete", "get", "list", "patch", "update", "watch"]
         } else {
             &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]

@@ -13,7 +13,7 @@ pub(crate) enum ApiError {
     BadRequest(String),
     #[error("Unauthorized")]
     Unauthorized,
-    #[error("{resource} \"{name}\" is forbidden: {why}")]
+    #[error("{}forbidden: {why}", refused(resource, name))]
     Forbidden { resource: Resource, name: String, why: String, cause: Option<Box<Cause>> },
     #[error("{resource} \"{name}\" not found")]
     NotFound { resource: Resource, name: String },
@@ -43,6 +43,8 @@ pub(crate) enum ApiError {
     PatchRejected,
     #[error("Timeout: Too large resource version: {asked}, current: {current}")]
     VersionTooLarge { asked: u64, current: u64 },
+    #[error("Timeout: the request's body did not come in time")]
+    Slow,
     #[error("{message}")]
     ApplyConflict { message: String, causes: Vec<ApplyCause> },
     /// A failure that has no class of its own.
@@ -83,6 +85,15 @@ impl std::fmt::Display for GroupKind {
             write!(f, ".{}", self.group)?;
         }
         Ok(())
+    }
+}
+
+/// What a refusal is about: an object, a resource, or something else altogether.
+fn refused(resource: &Resource, name: &str) -> String {
+    match (resource.plural.as_str(), name) {
+        ("", _) => String::new(),
+        (_, "") => format!("{resource} is "),
+        _ => format!("{resource} \"{name}\" is "),
     }
 }
 
@@ -167,6 +178,7 @@ impl ApiError {
                 let cause = json!({ "reason": "ResourceVersionTooLarge", "message": "Too large resource version" });
                 (504, "Timeout", Some(json!({ "causes": [cause], "retryAfterSeconds": 1 })), None)
             }
+            Self::Slow => (504, "Timeout", None, None),
             Self::ApplyConflict { causes, .. } => {
                 let causes: Vec<Value> = causes
                     .iter()

@@ -220,7 +220,10 @@ metadata: {name: robot, namespace: team}
 "#,
     );
     assert_eq!(kubectl.apply(&team).await.matches("created").count(), 4);
-    assert_eq!(words(&kubectl.ok("get cm,secret,sa -n team --no-headers").await).len(), 3);
+    let listed = kubectl.ok("get cm,secret,sa -n team -o name").await;
+    for name in ["configmap/settings", "secret/keys", "serviceaccount/robot"] {
+        assert!(listed.contains(name), "{listed}");
+    }
     let list = kubectl.file(
         "list.yaml",
         "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: ConfigMap, metadata: {name: x}}\n- {apiVersion: v1, \

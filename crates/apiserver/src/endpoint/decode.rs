@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 use serde_json::Value;
+use serde_json::error::Category;
 
 use super::At;
 use crate::error::{ApiError, GroupKind};
@@ -32,18 +33,17 @@ pub(crate) fn body(
     if !matches!(media, "" | "application/json" | "*/*") {
         return Err(ApiError::UnsupportedMediaType(ACCEPTED));
     }
-    if call.body.is_empty() {
-        return Err(ApiError::BadRequest("the request has no body".into()));
-    }
-    check_type(kind, &call.body)?;
+    // A body that says `null` says nothing, like an object without fields.
+    let text: &[u8] = if call.body.trim_ascii() == b"null" { b"{}" } else { &call.body };
+    check_type(kind, text)?;
     // Where the schema is known it tells more, and in order; elsewhere the kind itself says what it does not know.
     let schema = kind.schema();
     let unknown = match validation {
         FieldValidation::Warn | FieldValidation::Strict if !schema.is_known() => Unknown::Report,
         _ => Unknown::Ignore,
     };
-    let decoded = kind.decode(Source::Bytes(&call.body), unknown).map_err(|e| unreadable(kind, e))?;
-    let findings = strict::of_text(schema, &call.body);
+    let decoded = kind.decode(Source::Bytes(text), unknown).map_err(|e| unreadable(kind, e))?;
+    let findings = strict::of_text(schema, text);
     if let Some(fault) = findings.fault {
         return Err(unreadable(kind, fault));
     }
@@ -57,7 +57,7 @@ pub(crate) fn body(
 
 fn check_type(kind: &dyn Kind, body: &[u8]) -> Result<(), ApiError> {
     let d = kind.descriptor();
-    let found: TypeMeta = serde_json::from_slice(body).map_err(|e| unreadable(kind, e))?;
+    let found: TypeMeta = serde_json::from_slice(body).map_err(|e| unrecognized(kind, body, &e))?;
     let version = d.api_version();
     if let Some(sent) = found.api_version.filter(|v| !v.is_empty() && *v != version) {
         return Err(ApiError::BadRequest(format!(
@@ -126,6 +126,37 @@ fn judge(
         )));
     }
     Ok((object, warnings))
+}
+
+/// What is said of a body that does not even show what kind it is of.
+fn unrecognized(kind: &dyn Kind, body: &[u8], error: &serde_json::Error) -> ApiError {
+    let start = body.trim_ascii_start().first().copied();
+    if start == Some(b'{') && error.is_data() {
+        return unreadable(kind, error);
+    }
+    let not_an_object = |what: &str| {
+        let wanted =
+            r#"struct { APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" }"#;
+        format!("json: cannot unmarshal {what} into Go value of type {wanted}")
+    };
+    let why = match (error.classify(), start) {
+        (Category::Eof, _) => "unexpected end of JSON input".to_owned(),
+        (Category::Data, Some(b'[')) => not_an_object("array"),
+        (Category::Data, Some(b'"')) => not_an_object("string"),
+        (Category::Data, Some(b't' | b'f')) => not_an_object("bool"),
+        (Category::Data, _) => not_an_object("number"),
+        (Category::Syntax | Category::Io, _) => error.to_string(),
+    };
+    let shown = match (body, start) {
+        ([], _) => "<empty>".to_owned(),
+        (_, Some(b'{')) => String::from_utf8_lossy(body).into_owned(),
+        _ => body.iter().map(|byte| format!("{byte:02x}")).collect(),
+    };
+    ApiError::BadRequest(format!(
+        "the object provided is unrecognized (must be of type {}): couldn't get version/kind; json parse error: {why} \
+         ({shown})",
+        kind.descriptor().kind
+    ))
 }
 
 fn unreadable(kind: &dyn Kind, error: impl std::fmt::Display) -> ApiError {

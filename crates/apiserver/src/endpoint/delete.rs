@@ -18,7 +18,7 @@ use crate::http::query::Effect;
 use crate::http::reply::Reply;
 use crate::kind::{Kind, Object, Source, Unknown, typed, typed_mut};
 use crate::render::Stored;
-use crate::{admission, meta};
+use crate::{admission, guard, meta};
 
 const ORPHAN: &str = "orphan";
 const FOREGROUND: &str = "foregroundDeletion";
@@ -32,6 +32,7 @@ pub(crate) enum Outcome {
 
 pub(crate) async fn delete(api: &Api, call: &Call, at: At<'_>) -> Result<Reply, ApiError> {
     let (options, effect) = options(call)?;
+    guard::delete(api, at).await?;
     match remove(api, at, &options, effect).await? {
         Outcome::Removed(stored) if at.descriptor().delete_reply == DeleteReply::Status => {
             let object = at.kind.decode(Source::Bytes(&stored.value), Unknown::Ignore);

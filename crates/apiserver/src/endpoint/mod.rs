@@ -84,6 +84,10 @@ async fn perform(api: &Arc<Api>, call: Call, target: Target, kind: &Arc<dyn Kind
             Method::POST => binding::bind(api, &call, at).await,
             _ => Err(ApiError::MethodNotAllowed),
         },
+        Some("token") if d.plural == "serviceaccounts" && d.group.is_empty() => match call.method {
+            Method::POST => crate::review::request_token(api, &call, at).await,
+            _ => Err(ApiError::MethodNotAllowed),
+        },
         Some("finalize") if d.plural == "namespaces" => match call.method {
             Method::PUT => update::put(api, &call, at, Part::Finalize).await,
             _ => Err(ApiError::MethodNotAllowed),

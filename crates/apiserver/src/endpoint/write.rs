@@ -12,7 +12,7 @@ use crate::field::FieldError;
 use crate::http::query::Effect;
 use crate::kind::{Kind, Object, Source, Unknown, typed, typed_mut};
 use crate::render::Stored;
-use crate::{admission, managed, meta};
+use crate::{admission, guard, managed, meta};
 
 const NAME_ATTEMPTS: usize = 8;
 
@@ -51,6 +51,7 @@ pub(crate) async fn insert(
     place(d.namespaced, namespace, &mut *object)?;
     meta::normalise(object.meta_mut());
     kind.default(&mut *object);
+    guard::create(api, kind, &*object).await?;
     admission::create(api, kind, &mut *object).await?;
     meta::stamp_created(object.meta_mut(), now);
     let base = object.meta().generate_name.clone().filter(|_| object.meta().name.is_none());
@@ -129,6 +130,7 @@ pub(crate) async fn modify(
         let mut new = change(&*old, &stored)?;
         check_identity(&at, origin, &*new, &*old, entry.modified)?;
         complete(&at, part, &mut *new, &*old);
+        guard::update(api, &at, part, &*new, &*old).await?;
         if part == Part::Main {
             admission::update(api, at.kind, &mut *new, &*old).await?;
         }

@@ -59,6 +59,10 @@ impl Query {
         self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
+    pub(crate) fn all(&self, name: &'static str) -> impl Iterator<Item = &str> {
+        self.0.iter().filter(move |(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
     fn present(&self, name: &str) -> Option<&str> {
         self.get(name).filter(|v| !v.is_empty())
     }
@@ -66,6 +70,10 @@ impl Query {
     /// Boolean parameters are true unless they say otherwise: `?watch` and `?watch=1` both are.
     fn flag(&self, name: &str) -> Option<bool> {
         self.get(name).map(|v| !matches!(v.to_ascii_lowercase().as_str(), "false" | "0"))
+    }
+
+    pub(crate) fn is_watch(&self) -> bool {
+        self.flag("watch").unwrap_or(false)
     }
 
     fn number<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>, ApiError> {
@@ -144,7 +152,7 @@ impl Query {
             timeout: self.number("timeoutSeconds")?.filter(|n| *n > 0).map(Duration::from_secs),
             bookmarks: self.flag("allowWatchBookmarks").unwrap_or(false),
             initial_events: self.flag("sendInitialEvents"),
-            watch: self.flag("watch").unwrap_or(false),
+            watch: self.is_watch(),
         })
     }
 

@@ -1,7 +1,7 @@
 //! Building HTTP responses: objects, Status, plain text, warnings.
 
 use bytes::{Bytes, BytesMut};
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, WARNING};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, HeaderName, HeaderValue, RETRY_AFTER, VARY, WARNING};
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
@@ -17,6 +17,7 @@ pub(crate) struct Reply {
     pub(crate) content_type: &'static str,
     pub(crate) body: ApiBody,
     pub(crate) warnings: Vec<String>,
+    /// Beyond those every answer has; one of the same name replaces it.
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
 }
 
@@ -25,12 +26,13 @@ impl Reply {
         Self { code, content_type: JSON, body: ApiBody::full(body), warnings: Vec::new(), headers: Vec::new() }
     }
 
-    pub(crate) fn buffer(code: StatusCode, body: BytesMut) -> Self {
+    pub(crate) fn buffer(code: StatusCode, mut body: BytesMut) -> Self {
+        body.extend_from_slice(b"\n");
         Self::bytes(code, body.freeze())
     }
 
     pub(crate) fn json(code: StatusCode, body: &Value) -> Self {
-        Self::bytes(code, body.to_string())
+        Self::bytes(code, format!("{body}\n"))
     }
 
     pub(crate) fn text(code: StatusCode, body: impl Into<Bytes>) -> Self {
@@ -63,6 +65,33 @@ impl Reply {
 
     pub(crate) fn with_warnings(mut self, warnings: Vec<String>) -> Self {
         self.warnings = warnings;
+        self
+    }
+
+    /// The same JSON on many lines, for people. A stream stays as it is: its readers split it by line.
+    pub(crate) fn pretty(mut self) -> Self {
+        if let ApiBody::Full(Some(bytes)) = &self.body
+            && self.content_type.starts_with(JSON)
+            && let Ok(value) = serde_json::from_slice::<Value>(bytes)
+        {
+            self.body = ApiBody::full(format!("{value:#}\n"));
+        }
+        self
+    }
+
+    /// Lets a client that has this very body already go without it.
+    pub(crate) fn conditional(mut self, if_none_match: Option<&str>) -> Self {
+        let ApiBody::Full(Some(bytes)) = &self.body else { return self };
+        let hash = ring::digest::digest(&ring::digest::SHA256, bytes);
+        let tag: String = hash.as_ref().iter().map(|byte| format!("{byte:02X}")).collect();
+        let tag = format!("\"{tag}\"");
+        if if_none_match.is_some_and(|known| known.split(',').any(|t| t.trim().trim_start_matches("W/") == tag)) {
+            self.code = StatusCode::NOT_MODIFIED;
+            self.body = ApiBody::full(Bytes::new());
+        }
+        self.headers.extend(HeaderValue::from_str(&tag).map(|tag| (ETAG, tag)));
+        self.headers.push((VARY, HeaderValue::from_static("Accept")));
+        self.headers.push((CACHE_CONTROL, HeaderValue::from_static("public")));
         self
     }
 

@@ -1,5 +1,6 @@
 //! PATCH: which algorithm the content type asks for, and its application to a stored object.
 
+mod json;
 mod strategic;
 
 use bytes::BytesMut;
@@ -85,7 +86,7 @@ impl Patch {
     /// Applies the patch to an object of this shape.
     pub(crate) fn merge(&self, schema: &Schema, value: &mut Value) -> Result<(), ApiError> {
         match self {
-            Self::Json(patch) => json_patch::patch(value, patch).map_err(|_| ApiError::PatchRejected)?,
+            Self::Json(patch) => json::apply(value, patch)?,
             Self::Merge(patch) => json_patch::merge(value, patch),
             Self::Strategic(patch) => strategic::merge(schema, value, patch)?,
         }

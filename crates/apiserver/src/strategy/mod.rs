@@ -16,6 +16,7 @@ mod namespace;
 mod node;
 mod pod;
 mod quantity;
+pub(crate) mod rbac;
 mod secret;
 mod service_account;
 mod volume;
@@ -54,6 +55,10 @@ pub(crate) fn all() -> Vec<Arc<dyn Kind>> {
         Arc::new(Erased::<workload::Jobs>::new()),
         Arc::new(Erased::<event_v1::Events>::new()),
         Arc::new(Erased::<definition::Definitions>::new()),
+        Arc::new(Erased::<rbac::ClusterRoleBindings>::new()),
+        Arc::new(Erased::<rbac::ClusterRoles>::new()),
+        Arc::new(Erased::<rbac::RoleBindings>::new()),
+        Arc::new(Erased::<rbac::Roles>::new()),
         Arc::new(Erased::<csi_driver::CsiDrivers>::new()),
         Arc::new(Erased::<csi_node::CsiNodes>::new()),
         Arc::new(Erased::<capacity::Capacities>::new()),

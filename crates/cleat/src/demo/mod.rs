@@ -33,6 +33,8 @@ pub async fn command(args: DemoArgs) -> Result<()> {
         data_dir: path.clone(),
         nodes: 2,
         listen: ([127, 0, 0, 1], 0).into(),
+        audit_log: None,
+        encryption_key: None,
         program,
         driver_log: Some("error"),
     };

@@ -41,6 +41,7 @@ impl Attacher {
             },
             status: None,
         };
+        self.observed.asked_for(attachment.metadata.name.as_deref().unwrap_or_default());
         match write::create(&self.context.client, &attachment).await {
             Ok(made) => {
                 info!(volume, node, "attachment requested");
@@ -55,14 +56,19 @@ impl Attacher {
 
     fn wait(&self, seen: &VolumeSeen, node: &str, why: &Wait) {
         debug!(volume = seen.unique, node, ?why, "waiting");
-        let Wait::HeldElsewhere { pods, .. } = why else { return };
         let volume = self.observed.shown(&seen.unique);
-        let state = if pods.is_empty() {
-            "exclusively attached to one node, waiting on detach before it can be attached to another node".to_owned()
-        } else {
-            format!("used by pod(s) {}", pods.join(", "))
+        let message = match why {
+            Wait::ForDriver | Wait::ForDetach => return,
+            Wait::Failing(error) => format!("AttachVolume.Attach failed for volume \"{volume}\" : {error}"),
+            Wait::HeldElsewhere { pods, .. } if pods.is_empty() => format!(
+                "Waiting for detach for volume \"{volume}\" Volume is already exclusively attached to one node, waiting on \
+                 detach before it can be attached to another node"
+            ),
+            Wait::HeldElsewhere { pods, .. } => format!(
+                "Waiting for detach for volume \"{volume}\" Volume is already used by pod(s) {}",
+                pods.join(", ")
+            ),
         };
-        let message = format!("Waiting for detach for volume \"{volume}\" Volume is already {state}");
         for pod in self.observed.waiting(&seen.unique, node) {
             self.recorder.warning(pod.as_ref(), "FailedAttachVolume", message.clone());
         }

@@ -32,6 +32,8 @@ pub struct Wanted {
 pub struct Attached {
     pub node: String,
     pub state: State,
+    /// Why the last try to attach it failed.
+    pub error: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +59,8 @@ pub enum Wait {
         pods: Vec<String>,
     },
     ForDriver,
+    /// The driver failed, and is asked again.
+    Failing(String),
     /// The attachment is being taken away; a new one follows.
     ForDetach,
 }
@@ -91,10 +95,11 @@ fn held(seen: &VolumeSeen, node: &str, holder: &str) -> VolumeDecision {
 }
 
 fn place(seen: &VolumeSeen, node: &str) -> Option<VolumeDecision> {
-    let why = match seen.attached.iter().find(|a| a.node == node).map(|a| a.state) {
-        Some(State::Confirmed) => return None,
-        Some(State::Unconfirmed) => Wait::ForDriver,
-        Some(State::Leaving) => Wait::ForDetach,
+    let why = match seen.attached.iter().find(|a| a.node == node).map(|a| (a.state, &a.error)) {
+        Some((State::Confirmed, _)) => return None,
+        Some((State::Unconfirmed, None)) => Wait::ForDriver,
+        Some((State::Unconfirmed, Some(error))) => Wait::Failing(error.clone()),
+        Some((State::Leaving, _)) => Wait::ForDetach,
         None => {
             let asked = seen.wanted.iter().filter(|w| w.node == node).min()?;
             return Some(VolumeDecision::Attach { node: node.to_owned(), volume: asked.volume.clone() });
@@ -185,7 +190,7 @@ mod tests {
     }
 
     fn on(node: &str, state: State) -> Attached {
-        Attached { node: node.to_owned(), state }
+        Attached { node: node.to_owned(), state, error: None }
     }
 
     fn seen(wanted: &[&Wanted], attached: &[Attached]) -> VolumeSeen {
@@ -210,6 +215,7 @@ mod tests {
     fn a_volume_is_attached_where_its_pod_is_and_on_one_node_only() {
         let attach = |node: &str| VolumeDecision::Attach { node: node.to_owned(), volume: "pv".to_owned() };
         let (a, b) = (wanted("p", "a"), wanted("q", "b"));
+        let failing = Attached { error: Some("no".to_owned()), ..on("a", Unconfirmed) };
         let early = Wanted { since: Timestamp::from_second(1).ok(), ..wanted("z", "b") };
         let late = Wanted { since: Timestamp::from_second(2).ok(), ..wanted("p", "a") };
         for (case, seen, want) in [
@@ -218,6 +224,7 @@ mod tests {
             ("wanted and not attached", seen(&[&a], &[]), vec![attach("a")]),
             ("attached and wanted", seen(&[&a], &[on("a", Confirmed)]), vec![]),
             ("the driver has not answered", seen(&[&a], &[on("a", Unconfirmed)]), vec![wait("a", Wait::ForDriver)]),
+            ("the driver failed", seen(&[&a], &[failing]), vec![wait("a", Wait::Failing("no".to_owned()))]),
             ("wanted again while leaving", seen(&[&a], &[on("a", Leaving)]), vec![wait("a", Wait::ForDetach)]),
             ("a second node must wait", seen(&[&a, &b], &[on("a", Confirmed)]), vec![wait("b", held_by("a", &["p"]))]),
             (

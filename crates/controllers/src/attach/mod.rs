@@ -55,6 +55,7 @@ pub async fn run(context: Context, stop: CancellationToken) {
         () = stop.cancelled() => return,
         () = observed.synced() => {}
     }
+    observed.take_charge();
     wake(&observed, &queue);
     let recorder = Recorder::new(context.client.clone(), "attachdetach-controller", context.clock.clone());
     let attacher = Attacher { context, observed, recorder };
@@ -91,6 +92,7 @@ fn wake(observed: &observe::Observed, queue: &Queue<Subject>) {
     });
     let (q, seen, add) = (queue.clone(), observed.clone(), touch);
     observed.attachments.subscribe(move |change| {
+        seen.note_attachment(change);
         let spec = &change.object().spec;
         q.add(Subject::Node(spec.node_name.clone()));
         let volume = spec.source.persistent_volume_name.as_deref();

@@ -1,6 +1,6 @@
 //! From caches to one volume's or one node's snapshot.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use cleat_api::claim::{claim_ref, claim_ref_key, is_bound_pair, volume_name};
@@ -30,6 +30,9 @@ pub(super) struct Observed {
     volumes_by_unique: Index<PersistentVolume>,
     /// What nodes that are gone last said they had in use: the machine may still be there.
     last_words: Arc<Mutex<HashMap<String, Vec<String>>>>,
+    /// Attachments that were there when this controller began, or that it asked for. Others are somebody else's: they hold
+    /// their place, but are not taken away.
+    ours: Arc<Mutex<HashSet<String>>>,
 }
 
 impl Observed {
@@ -47,6 +50,7 @@ impl Observed {
             claims: caches.claims(),
             drivers: caches.drivers(),
             last_words: Arc::default(),
+            ours: Arc::default(),
             pods,
             attachments,
             volumes,
@@ -62,6 +66,21 @@ impl Observed {
             self.attachments.synced(),
             self.drivers.synced(),
         );
+    }
+
+    /// Takes charge of every attachment there is; called once, when all is known.
+    pub(super) fn take_charge(&self) {
+        self.ours.lock().extend(self.attachments.all().iter().filter_map(|a| a.metadata.name.clone()));
+    }
+
+    pub(super) fn asked_for(&self, attachment: &str) {
+        self.ours.lock().insert(attachment.to_owned());
+    }
+
+    pub(super) fn note_attachment(&self, change: &Change<VolumeAttachment>) {
+        if let Change::Deleted(gone) = change {
+            self.ours.lock().remove(gone.metadata.name.as_deref().unwrap_or_default());
+        }
     }
 
     pub(super) fn note(&self, change: &Change<Node>) {
@@ -122,7 +141,11 @@ impl Observed {
         };
         let mut attachments = self.attachments_of(unique);
         attachments.sort_by_key(|a| (a.metadata.creation_timestamp.clone(), a.metadata.name.clone()));
-        let attached = attachments.iter().map(|a| Attached { node: a.spec.node_name.clone(), state: state(a) });
+        let attached = attachments.iter().map(|a| Attached {
+            node: a.spec.node_name.clone(),
+            state: state(a),
+            error: a.status.as_ref().and_then(|s| s.attach_error.as_ref()?.message.clone()),
+        });
         Some(VolumeSeen {
             unique: unique.to_owned(),
             many_nodes: volumes.iter().all(shared),
@@ -171,11 +194,16 @@ impl Observed {
             let volume = attachment.spec.source.persistent_volume_name.clone()?;
             let unique = self.unique_of_volume(&volume)?;
             let (driver, _) = names::split_unique_volume(&unique)?;
+            let name_of_it = attachment.metadata.name.clone()?;
             let mut wanted = self.volumes_by_unique.get(&unique).into_iter().flat_map(|v| self.wanted(&v));
+            let wanted = self.is_attachable(driver) && wanted.any(|w| w.node == name);
+            if !wanted && !self.ours.lock().contains(&name_of_it) {
+                return None;
+            }
             Some(NodeVolume {
-                attachment: attachment.metadata.name.clone()?,
+                attachment: name_of_it,
                 state: state(&attachment),
-                wanted: self.is_attachable(driver) && wanted.any(|w| w.node == name),
+                wanted,
                 usage: match &in_use {
                     None => Usage::Unknown,
                     Some(in_use) if in_use.contains(&unique) => Usage::InUse,

@@ -10,7 +10,7 @@ use kube::{Resource as _, ResourceExt as _};
 use tracing::{debug, info};
 
 use super::Binder;
-use super::decide::{Binding, ClaimDecision, Loss, Point, Reserve, Unbind, VolumeDecision, Wait};
+use super::decide::{Binding, ClaimDecision, Failure, Loss, Point, Reserve, Unbind, VolumeDecision, Wait};
 
 impl Binder {
     pub(super) async fn settle_claim(
@@ -39,6 +39,7 @@ impl Binder {
             VolumeDecision::Settled | VolumeDecision::LeaveToClaim => Ok(()),
             VolumeDecision::SetPhase(phase) => self.mark_volume(volume.clone(), phase).await.map(drop),
             VolumeDecision::Unbind(unbind) => self.unbind(volume, unbind).await,
+            VolumeDecision::Fail(failure) => self.fail(volume, failure).await,
         }
     }
 
@@ -204,6 +205,24 @@ impl Binder {
         status.current_volume_attributes_class_name = None;
         self.write_claim(Part::Status, &lost).await?;
         self.recorder.warning(claim, reason, message);
+        Ok(())
+    }
+
+    async fn fail(&self, volume: &PersistentVolume, failure: Failure) -> Result<(), WriteError> {
+        let (reason, message) = match failure {
+            Failure::Recycle => ("VolumeFailedRecycle", "No recycler plugin found for the volume!"),
+            Failure::Delete => ("VolumeFailedDelete", "no deleter is known for this kind of volume"),
+            Failure::UnknownPolicy => {
+                ("VolumeUnknownReclaimPolicy", "Volume has unrecognized PersistentVolumeReclaimPolicy")
+            }
+        };
+        let mut failed = volume.clone();
+        let status = failed.status.get_or_insert_default();
+        status.phase = Some("Failed".to_owned());
+        status.message = Some(message.to_owned());
+        status.last_phase_transition_time = None;
+        self.write_volume(Part::Status, &failed).await?;
+        self.recorder.warning(volume, reason, message);
         Ok(())
     }
 

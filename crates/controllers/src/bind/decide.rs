@@ -199,6 +199,15 @@ pub enum VolumeDecision {
     SetPhase(&'static str),
     /// The claim chose another volume: give this one back.
     Unbind(Unbind),
+    /// Nobody can reclaim the volume the way its policy says.
+    Fail(Failure),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    Recycle,
+    Delete,
+    UnknownPolicy,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,7 +221,10 @@ pub enum Unbind {
 pub fn volume(volume: &PersistentVolume, owner: &Owner) -> VolumeDecision {
     match owner {
         Owner::Nobody => phase(volume, "Available"),
-        Owner::Gone => release(volume),
+        Owner::Gone => match release(volume) {
+            VolumeDecision::Settled if volume_phase(volume) == "Released" => reclaim(volume),
+            decision => decision,
+        },
         Owner::Claim(claim) => match volume_name(claim) {
             None => VolumeDecision::LeaveToClaim,
             Some(name) if Some(name) == volume.metadata.name.as_deref() => phase(volume, "Bound"),
@@ -228,6 +240,23 @@ fn phase(volume: &PersistentVolume, want: &'static str) -> VolumeDecision {
 /// Failed is kept: it tells of a deletion that did not work.
 fn release(volume: &PersistentVolume) -> VolumeDecision {
     if volume_phase(volume) == "Failed" { VolumeDecision::Settled } else { phase(volume, "Released") }
+}
+
+/// Volumes of CSI drivers and of external provisioners are theirs to delete. For any other kind there is no deleter here,
+/// and nobody scrubs volumes for another use.
+fn reclaim(volume: &PersistentVolume) -> VolumeDecision {
+    let meta = &volume.metadata;
+    let theirs = [annotation::MIGRATED_TO, annotation::PROVISIONED_BY].iter().any(|key| meta.annotation(key).is_some());
+    let spec = volume.spec.as_ref();
+    let is_csi = spec.is_some_and(|s| s.csi.is_some());
+    match spec.and_then(|s| s.persistent_volume_reclaim_policy.as_deref()).unwrap_or("Retain") {
+        "Retain" => VolumeDecision::Settled,
+        "Delete" if theirs || is_csi => VolumeDecision::Settled,
+        "Delete" => VolumeDecision::Fail(Failure::Delete),
+        "Recycle" if meta.annotation(annotation::MIGRATED_TO).is_some() => VolumeDecision::Settled,
+        "Recycle" => VolumeDecision::Fail(Failure::Recycle),
+        _ => VolumeDecision::Fail(Failure::UnknownPolicy),
+    }
 }
 
 /// The claim is bound to another volume. One made for this claim alone is of no use to anybody: it is released, so
@@ -428,7 +457,14 @@ mod tests {
         let ours = [annotation::BOUND_BY_CONTROLLER];
         let made = [annotation::PROVISIONED_BY];
         let owner = |c: &PersistentVolumeClaim| Owner::Claim(Arc::new(c.clone()));
-        use VolumeDecision::{LeaveToClaim, SetPhase, Settled, Unbind as Give};
+        let policy = |policy: &str, csi: bool| {
+            let mut v = with("Released", &[]);
+            let spec = v.spec.as_mut().unwrap();
+            spec.persistent_volume_reclaim_policy = Some(policy.to_owned());
+            spec.csi = spec.csi.take().filter(|_| csi);
+            v
+        };
+        use VolumeDecision::{Fail, LeaveToClaim, SetPhase, Settled, Unbind as Give};
         for (case, v, owner, want) in [
             ("new and free", with("Pending", &[]), Owner::Nobody, SetPhase("Available")),
             ("free", with("Available", &[]), Owner::Nobody, Settled),
@@ -437,6 +473,11 @@ mod tests {
             ("bound", with("Bound", &[]), owner(&here), Settled),
             ("its claim is gone", with("Bound", &[]), Owner::Gone, SetPhase("Released")),
             ("released", with("Released", &[]), Owner::Gone, Settled),
+            ("released, to be kept", policy("Retain", false), Owner::Gone, Settled),
+            ("released, its driver deletes it", policy("Delete", true), Owner::Gone, Settled),
+            ("released, nobody can delete it", policy("Delete", false), Owner::Gone, Fail(Failure::Delete)),
+            ("released, nobody scrubs it", policy("Recycle", true), Owner::Gone, Fail(Failure::Recycle)),
+            ("released, its policy means nothing", policy("Burn", true), Owner::Gone, Fail(Failure::UnknownPolicy)),
             ("a failed deletion stays visible", with("Failed", &[]), Owner::Gone, Settled),
             (
                 "its claim took another, we had reserved it",

@@ -1,0 +1,101 @@
+//! Which claims a pod's ephemeral volumes still need. Pure.
+
+use std::sync::Arc;
+
+use cleat_api::key::{Key, Meta as _};
+use cleat_api::pod;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Decision {
+    Create(Box<PersistentVolumeClaim>),
+    /// A claim of that name is not this pod's.
+    Refuse {
+        volume: String,
+        claim: Key,
+    },
+}
+
+pub fn decide(pod: &Pod, find: impl Fn(&Key) -> Option<Arc<PersistentVolumeClaim>>) -> Vec<Decision> {
+    if pod.metadata.is_deleting() {
+        return Vec::new();
+    }
+    let wanted = pod::claim_volumes(pod).into_iter().filter(|v| v.ephemeral);
+    wanted
+        .filter_map(|v| match find(&v.claim) {
+            Some(claim) if is_owned(&claim, pod) => None,
+            Some(_) => Some(Decision::Refuse { volume: v.volume, claim: v.claim }),
+            None => build(pod, &v.volume, &v.claim).map(|claim| Decision::Create(Box::new(claim))),
+        })
+        .collect()
+}
+
+fn is_owned(claim: &PersistentVolumeClaim, pod: &Pod) -> bool {
+    let mut owners = claim.metadata.owner_references.iter().flatten();
+    owners.any(|o| o.controller == Some(true) && o.uid == pod.metadata.uid())
+}
+
+fn build(pod: &Pod, volume: &str, claim: &Key) -> Option<PersistentVolumeClaim> {
+    let mut volumes = pod.spec.as_ref()?.volumes.iter().flatten();
+    let source = volumes.find(|v| v.name == volume)?.ephemeral.as_ref()?;
+    let template = source.volume_claim_template.clone()?;
+    let meta = template.metadata.unwrap_or_default();
+    Some(PersistentVolumeClaim {
+        metadata: ObjectMeta {
+            namespace: claim.namespace.clone(),
+            name: Some(claim.name.clone()),
+            annotations: meta.annotations,
+            labels: meta.labels,
+            owner_references: Some(vec![OwnerReference {
+                api_version: "v1".to_owned(),
+                kind: "Pod".to_owned(),
+                name: pod.metadata.name.clone().unwrap_or_default(),
+                uid: pod.metadata.uid().to_owned(),
+                controller: Some(true),
+                block_owner_deletion: Some(true),
+            }]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(template.spec),
+        status: None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cleat_api::build;
+    use k8s_openapi::api::core::v1::PersistentVolumeClaimTemplate;
+
+    fn pod() -> Pod {
+        let mut pod = build::pod("ns", "p", "", &[]);
+        build::ephemeral_volume(&mut pod, "data");
+        let spec = build::claim("ns", "x", Some("fast"), "1Gi").spec.unwrap();
+        let template = PersistentVolumeClaimTemplate { metadata: None, spec };
+        let volume = pod.spec.as_mut().unwrap().volumes.as_mut().unwrap().last_mut().unwrap();
+        volume.ephemeral.as_mut().unwrap().volume_claim_template = Some(template);
+        pod
+    }
+
+    #[test]
+    fn a_pod_gets_its_own_claim_and_nobody_elses() {
+        let deleting = {
+            let mut p = pod();
+            p.metadata.deletion_timestamp = Some(build::time(1));
+            p
+        };
+        let Decision::Create(made) = decide(&pod(), |_| None).remove(0) else { panic!("not made") };
+        assert_eq!(Key::of(&made.metadata), Key::namespaced("ns", "p-data"));
+        assert_eq!(made.spec.as_ref().unwrap().storage_class_name.as_deref(), Some("fast"));
+        let foreign = build::claim("ns", "p-data", None, "1Gi");
+        let refused = Decision::Refuse { volume: "data".to_owned(), claim: Key::namespaced("ns", "p-data") };
+        for (case, pod, there, want) in [
+            ("its claim is there", pod(), Some(made.as_ref().clone()), vec![]),
+            ("a claim of that name is somebody else's", pod(), Some(foreign), vec![refused]),
+            ("a pod that goes gets nothing new", deleting, None, vec![]),
+        ] {
+            assert_eq!(decide(&pod, |_| there.clone().map(Arc::new)), want, "{case}");
+        }
+    }
+}

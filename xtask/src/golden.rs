@@ -1,0 +1,139 @@
+//! `cargo xtask golden DIR`: starts Cleat and replays what a real cluster was recorded doing, from a directory with the
+//! recordings and their replayers. Differences that must not be fail it.
+//!
+//! Without `--all` only the groups that Cleat has come to are replayed; a group joins the list when all of it holds.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+/// Groups of the API sample that hold, as globs of the replayer.
+const API: &[&str] = &["watch/*"];
+/// Groups of the volume sample that hold.
+const VOLUMES: &[&str] = &["static", "prebound", "reclaim", "protection", "dynamic", "attach", "api"];
+
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Where the recordings are: DIR/api and DIR/volumes
+    dir: PathBuf,
+    /// Replay everything, also what is known not to hold yet
+    #[arg(long)]
+    all: bool,
+    /// Show every difference
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+pub(crate) fn run(root: &Path, arguments: &Arguments) -> Result<ExitCode> {
+    let dir = arguments.dir.canonicalize().with_context(|| format!("finding {}", arguments.dir.display()))?;
+    build(root)?;
+    let mut held = true;
+    let api = dir.join("api/golden.py");
+    if api.exists() {
+        let mut replay = python(&api, arguments.verbose);
+        replay.arg("--golden").arg(dir.join("api/api.json"));
+        if !arguments.all {
+            replay.args(API.iter().flat_map(|group| ["--only", group]));
+        }
+        let data = Scratch::new("api")?;
+        held &=
+            against(&Server::start(root, "examples/serve", &[data.path(), "127.0.0.1:0".as_ref()])?, &data, replay)?;
+    }
+    let volumes = dir.join("volumes/scenarios.py");
+    if volumes.exists() {
+        let mut replay = python(&volumes, arguments.verbose);
+        replay.arg("--golden").arg(dir.join("volumes/volumes.json"));
+        replay.args(["--storage-class", "cleat-block", "--driver", "block.cleat.dev"]);
+        if !arguments.all {
+            let globs: Vec<_> = VOLUMES.iter().map(|group| format!("{group}/*")).collect();
+            replay.args(["--only", &globs.join(",")]);
+        }
+        let data = Scratch::new("volumes")?;
+        let up = ["up", "--listen", "127.0.0.1:0", "--data-dir"].map(Path::new);
+        held &= against(&Server::start(root, "cleat", &[&up[..], &[data.path()]].concat())?, &data, replay)?;
+    }
+    Ok(if held { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn build(root: &Path) -> Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    for target in [&["--bin", "cleat"][..], &["--package", "cleat-apiserver", "--example", "serve"]] {
+        let status = Command::new(&cargo).args(["build", "--quiet"]).args(target).current_dir(root).status()?;
+        if !status.success() {
+            bail!("cargo build {} failed", target.join(" "));
+        }
+    }
+    Ok(())
+}
+
+fn python(script: &Path, verbose: bool) -> Command {
+    let mut command = Command::new("python3");
+    command.arg(script).arg("replay");
+    if verbose {
+        command.arg("-v");
+    }
+    command
+}
+
+fn against(_server: &Server, data: &Scratch, mut replay: Command) -> Result<bool> {
+    replay.arg("--kubeconfig").arg(data.path().join("kubeconfig"));
+    let status = replay.status().context("running python3 (apt-get install python3 python3-yaml)")?;
+    Ok(status.success())
+}
+
+/// A directory that is removed again.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("cg-{}-{name}", std::process::id()));
+        std::fs::create_dir(&path).with_context(|| format!("making {}", path.display()))?;
+        Ok(Self(path))
+    }
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A running Cleat, ended with SIGINT, so that its drivers end too.
+struct Server(Child);
+
+impl Server {
+    fn start(root: &Path, program: &str, arguments: &[&Path]) -> Result<Self> {
+        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+        let path = target.join("debug").join(program);
+        let mut child = Command::new(&path)
+            .args(arguments)
+            .env("CLEAT_LOG", "error")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("starting {}", path.display()))?;
+        let mut line = String::new();
+        if let Some(says) = child.stdout.take() {
+            // The first line comes when it serves.
+            BufReader::new(says).read_line(&mut line)?;
+        }
+        if line.is_empty() {
+            bail!("{} did not start: {}", path.display(), child.wait()?);
+        }
+        Ok(Self(child))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = Command::new("kill").args(["-INT", &self.0.id().to_string()]).status();
+        let _ = self.0.wait();
+    }
+}
