@@ -20,14 +20,14 @@ pub enum DriverCommand {
 #[derive(Args, Debug)]
 pub struct BlockArgs {
     /// Where to listen: unix:///path, tcp://host:port, or a bare path.
-    #[arg(long, value_name = "ENDPOINT", required_unless_present = "audit", default_value = "")]
-    endpoint: String,
+    #[arg(long, value_name = "ENDPOINT", required_unless_present = "audit")]
+    endpoint: Option<String>,
     /// The directory of the volumes.
     #[arg(long, value_name = "DIR")]
     pool: PathBuf,
     /// What this node is called in publish calls.
-    #[arg(long, value_name = "ID", required_unless_present = "audit", default_value = "")]
-    node_id: String,
+    #[arg(long, value_name = "ID", required_unless_present = "audit")]
+    node_id: Option<String>,
     /// Which services to offer.
     #[arg(long, value_delimiter = ',', default_value = "controller,node")]
     mode: Vec<Mode>,
@@ -63,9 +63,9 @@ pub async fn command(command: DriverCommand) -> Result<()> {
         end_with_parent()?;
     }
     let config = block::Config {
-        endpoint: Endpoint::parse(&args.endpoint).context("--endpoint")?,
+        endpoint: Endpoint::parse(&args.endpoint.unwrap_or_default()).context("--endpoint")?,
         pool: args.pool,
-        node_id: args.node_id,
+        node_id: args.node_id.unwrap_or_default(),
         controller: args.mode.contains(&Mode::Controller),
         node: args.mode.contains(&Mode::Node),
         node_local: args.node_local,
