@@ -10,11 +10,14 @@ use clap::ValueEnum;
 pub(crate) enum Name {
     /// One claim's way, stage by stage, one claim at a time
     Spine,
+    /// The block driver's calls beside the same work without it
+    Driver,
 }
 
 pub(crate) fn run(root: &Path, name: Name) -> Result<ExitCode> {
     let (package, bench) = match name {
         Name::Spine => ("cleat", "spine"),
+        Name::Driver => ("cleat-drivers", "driver"),
     };
     println!("{}\n", machine());
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

@@ -90,6 +90,10 @@ async fn every_write_is_recorded_for_its_manager() {
     assert_eq!(owned(&put, "maker"), json!({ "f:data": {} }), "the map itself stays its maker's");
     assert_eq!(owned(&put, "component"), Value::Null);
 
+    let nonsense = json!({ "metadata": { "managedFields": [{ "manager": "x", "operation": "Guess" }] } });
+    let (code, kept) = send(&client, "PATCH", &format!("{MAPS}/a"), MERGE, nonsense).await;
+    assert_eq!((code, &kept), (200, &put), "owners that make no sense are not believed");
+
     let reset = json!({ "metadata": { "managedFields": [{}] } });
     let (_, reset) = send(&client, "PATCH", &format!("{MAPS}/a"), MERGE, reset).await;
     assert_eq!(reset["metadata"].get("managedFields"), None);
@@ -147,7 +151,9 @@ async fn what_cannot_be_applied_is_refused() {
         ("owners in the body", "?fieldManager=m", with("metadata", owners), 400, "metadata.managedFields must be nil"),
         ("an unknown field", "?fieldManager=m", with("bogus", 1.into()), 500, ".bogus: field not declared in schema"),
         ("no object", "?fieldManager=m", json!(["x"]), 400, "error decoding YAML"),
+        ("too deep", "?fieldManager=m", Value::Null, 400, "error decoding YAML"),
     ] {
+        let body = if body.is_null() { "- ".repeat(5000) } else { body.to_string() };
         let (got, status) = send(&client, "PATCH", &format!("{MAPS}/a{query}"), APPLY, body).await;
         let message = status["message"].as_str().unwrap();
         assert!(got == code && message.contains(text), "{case}: {got} {message}");
@@ -232,4 +238,19 @@ async fn unknown_and_duplicate_fields_are_told_or_refused() {
     assert_eq!(strict.0, 422);
     let message = strict.1["message"].as_str().unwrap();
     assert!(message.contains("strict decoding error: duplicate field \"data.y\""), "{message}");
+}
+
+#[tokio::test]
+async fn depth_is_refused_not_fatal() {
+    let (_dir, _server, client) = server().await;
+    send(&client, "POST", MAPS, JSON, map(json!({}))).await;
+    let nested = |levels: usize| format!("{}1{}", "{\"data\":".repeat(levels), "}".repeat(levels));
+    for levels in [100, 126, 5000] {
+        for media in [MERGE, "application/strategic-merge-patch+json", APPLY] {
+            let path = format!("{MAPS}/a?fieldManager=m&fieldValidation=Strict");
+            let (code, _) = send(&client, "PATCH", &path, media, nested(levels)).await;
+            assert!((400..=500).contains(&code), "{media} {levels}: {code}");
+        }
+    }
+    assert_eq!(send(&client, "GET", &format!("{MAPS}/a"), JSON, "").await.0, 200);
 }

@@ -1,4 +1,4 @@
-//! One RPC: a lazy connection, a deadline, a trace event, and an error that knows its class.
+//! One RPC: a lazy connection, a deadline, a trace event, a metric, and an error that knows its class.
 //!
 //! Requests are never logged here: they carry secrets and driver-private context.
 use std::{
@@ -18,7 +18,7 @@ use tonic::{Code, Request, Response, Status, transport::Channel};
 use tracing::{Instrument, debug, debug_span};
 
 use crate::{
-    Endpoint,
+    Endpoint, metrics,
     policy::{self, Class},
 };
 
@@ -86,11 +86,36 @@ impl Transport {
     where
         F: Future<Output = Result<Response<A>, Status>>,
     {
+        let mut request = Request::new(message);
+        request.set_timeout(self.deadline);
+        self.exchange(method, request, send).await
+    }
+
+    /// A call whose answer comes in pieces: the deadline is for the first of them, so the driver is not told of it.
+    pub(crate) async fn open<Q, A, F>(
+        &self,
+        method: &'static str,
+        message: Q,
+        send: impl FnOnce(Channel, Request<Q>) -> F,
+    ) -> Result<A, CallError>
+    where
+        F: Future<Output = Result<Response<A>, Status>>,
+    {
+        self.exchange(method, Request::new(message), send).await
+    }
+
+    async fn exchange<Q, A, F>(
+        &self,
+        method: &'static str,
+        request: Request<Q>,
+        send: impl FnOnce(Channel, Request<Q>) -> F,
+    ) -> Result<A, CallError>
+    where
+        F: Future<Output = Result<Response<A>, Status>>,
+    {
         let span = debug_span!("csi", method, endpoint = %self.endpoint);
         async {
             let started = Instant::now();
-            let mut request = Request::new(message);
-            request.set_timeout(self.deadline);
             let answer = tokio::time::timeout(self.deadline, send(self.channel(), request)).await;
             let duration = started.elapsed();
             let result = match answer {
@@ -103,6 +128,7 @@ impl Transport {
                 }),
             };
             let code = code_name(result.as_ref().err().map_or(Code::Ok, CallError::code));
+            metrics::observe(method, code, duration);
             debug!(code, duration_us = duration.as_micros() as u64, "call ended");
             result
         }
@@ -132,7 +158,7 @@ impl Transport {
 }
 
 /// A status that the transport made up has a source; one that the driver sent has none.
-fn interpret(method: &'static str, status: &Status, late: bool) -> CallError {
+pub(crate) fn interpret(method: &'static str, status: &Status, late: bool) -> CallError {
     let (code, message) = match status.source() {
         _ if late && status.code() == Code::Cancelled => (Code::DeadlineExceeded, status.message().to_owned()),
         Some(source) => (Code::Unavailable, innermost(source)),

@@ -28,6 +28,10 @@ impl Client {
         Client { transport: self.transport.with_deadline(deadline) }
     }
 
+    pub(crate) fn transport(&self) -> &Transport {
+        &self.transport
+    }
+
     pub fn endpoint(&self) -> &Endpoint {
         self.transport.endpoint()
     }
@@ -128,6 +132,8 @@ calls! {
         pub controller_expand_volume: ControllerExpandVolume(ControllerExpandVolumeRequest) -> ControllerExpandVolumeResponse;
         pub controller_get_volume: ControllerGetVolume(ControllerGetVolumeRequest) -> ControllerGetVolumeResponse;
         pub controller_modify_volume: ControllerModifyVolume(ControllerModifyVolumeRequest) -> ControllerModifyVolumeResponse;
+        pub controller_get_volume_health: ControllerGetVolumeHealth(ControllerGetVolumeHealthRequest) -> ControllerGetVolumeHealthResponse;
+        pub controller_list_volume_health: ControllerListVolumeHealth(ControllerListVolumeHealthRequest) -> ControllerListVolumeHealthResponse;
     }
     group_controller_client::GroupControllerClient {
         send_group_controller_get_capabilities as group_controller_get_capabilities: GroupControllerGetCapabilities(GroupControllerGetCapabilitiesRequest) -> GroupControllerGetCapabilitiesResponse;
@@ -143,6 +149,8 @@ calls! {
         pub node_get_volume_stats: NodeGetVolumeStats(NodeGetVolumeStatsRequest) -> NodeGetVolumeStatsResponse;
         pub node_expand_volume: NodeExpandVolume(NodeExpandVolumeRequest) -> NodeExpandVolumeResponse;
         send_node_get_capabilities as node_get_capabilities: NodeGetCapabilities(NodeGetCapabilitiesRequest) -> NodeGetCapabilitiesResponse;
+        pub node_get_volume_health: NodeGetVolumeHealth(NodeGetVolumeHealthRequest) -> NodeGetVolumeHealthResponse;
+        pub node_get_storage_health: NodeGetStorageHealth(NodeGetStorageHealthRequest) -> NodeGetStorageHealthResponse;
         send_node_get_info as node_get_info: NodeGetInfo(NodeGetInfoRequest) -> NodeGetInfoResponse;
     }
 }

@@ -3,14 +3,18 @@
 //! Knows nothing of Kubernetes objects, mounts or disks. Whoever calls a driver goes through [`Client`]; whoever is a
 //! driver goes through [`server`].
 
+mod authority;
 mod call;
 mod client;
 mod endpoint;
+mod huffman;
 mod inflight;
+pub mod metrics;
 mod policy;
 mod redact;
 mod register;
 pub mod server;
+mod stream;
 pub mod validate;
 
 /// CSI v1, generated. Messages with secrets print only the secrets' keys.
@@ -35,4 +39,5 @@ pub use endpoint::{Endpoint, EndpointError};
 pub use inflight::{InFlight, InFlightGuard};
 pub use policy::{Class, classify, infeasible};
 pub use register::RegistrationClient;
+pub use stream::Messages;
 pub use tonic::{Code, Status};

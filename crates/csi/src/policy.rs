@@ -90,6 +90,8 @@ fn kind(method: &str) -> Kind {
         | "ListSnapshots"
         | "GetSnapshot"
         | "ControllerGetVolume"
+        | "ControllerGetVolumeHealth"
+        | "ControllerListVolumeHealth"
         | "GroupControllerGetCapabilities"
         | "GetVolumeGroupSnapshot"
         | "GetMetadataAllocated"
@@ -97,6 +99,8 @@ fn kind(method: &str) -> Kind {
         | "NodeGetVolumeStats"
         | "NodeGetCapabilities"
         | "NodeGetInfo"
+        | "NodeGetVolumeHealth"
+        | "NodeGetStorageHealth"
         | "GetInfo" => Kind::Query,
         // A method of a later spec: assume it changes something.
         _ => Kind::Change,

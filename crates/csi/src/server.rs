@@ -14,11 +14,14 @@ use std::{
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::{TcpListener, UnixListener};
-use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tokio_stream::{
+    StreamExt,
+    wrappers::{TcpListenerStream, UnixListenerStream},
+};
 use tokio_util::sync::CancellationToken;
 use tonic::{service::Routes, transport::Server};
 
-use crate::Endpoint;
+use crate::{Endpoint, authority::Lenient};
 
 /// The kernel's `sun_path`, less its terminating NUL.
 const MAX_SOCKET_PATH: usize = 107;
@@ -94,8 +97,8 @@ impl Listener {
         let router = Server::builder().add_routes(routes);
         match socket {
             Socket::Unix { listener, identity } => {
-                let serving = router
-                    .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop.clone().cancelled_owned());
+                let incoming = UnixListenerStream::new(listener).map(|accepted| accepted.map(Lenient::new));
+                let serving = router.serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
                 let result = with_grace(serving, &stop).await;
                 if let Endpoint::Unix(path) = &endpoint {
                     remove_own(path, identity);
@@ -103,8 +106,8 @@ impl Listener {
                 result
             }
             Socket::Tcp(listener) => {
-                let serving = router
-                    .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop.clone().cancelled_owned());
+                let incoming = TcpListenerStream::new(listener).map(|accepted| accepted.map(Lenient::new));
+                let serving = router.serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
                 with_grace(serving, &stop).await
             }
         }

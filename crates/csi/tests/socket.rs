@@ -12,11 +12,11 @@ use cleat_csi::{
     Class, Client, Code, Endpoint, RegistrationClient,
     registration::{self, registration_server},
     server::{self, ServeError},
-    v1::{self, controller_server, identity_server},
+    v1::{self, controller_server, identity_server, snapshot_metadata_server},
 };
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tonic::{Request, Response, Status, service::Routes};
+use tonic::{Request, Response, Status, codegen::BoxStream, service::Routes};
 
 /// Answers with the name it was given; hangs on CreateVolume.
 #[derive(Clone)]
@@ -101,6 +101,35 @@ impl registration_server::Registration for Fake {
     }
 }
 
+/// Two messages and an error for `broken`, two and the end for `whole`, one and then silence for anything else.
+#[tonic::async_trait]
+impl snapshot_metadata_server::SnapshotMetadata for Fake {
+    async fn get_metadata_allocated(
+        &self,
+        request: Request<v1::GetMetadataAllocatedRequest>,
+    ) -> Result<Response<BoxStream<v1::GetMetadataAllocatedResponse>>, Status> {
+        let message = || Ok(v1::GetMetadataAllocatedResponse { volume_capacity_bytes: 7, ..Default::default() });
+        let stream: BoxStream<v1::GetMetadataAllocatedResponse> = match request.get_ref().snapshot_id.as_str() {
+            "whole" => Box::pin(tokio_stream::iter([message(), message()])),
+            "broken" => Box::pin(tokio_stream::iter([message(), Err(Status::out_of_range("offset"))])),
+            "none" => return Err(Status::not_found("no such snapshot")),
+            _ => {
+                let silence = tokio_stream::pending();
+                Box::pin(tokio_stream::StreamExt::chain(tokio_stream::iter([message()]), silence))
+            }
+        };
+        Ok(Response::new(stream))
+    }
+
+    async fn get_metadata_delta(
+        &self,
+        _: Request<v1::GetMetadataDeltaRequest>,
+    ) -> Result<Response<BoxStream<v1::GetMetadataDeltaResponse>>, Status> {
+        let message = v1::GetMetadataDeltaResponse { volume_capacity_bytes: 9, ..Default::default() };
+        Ok(Response::new(Box::pin(tokio_stream::iter([Ok(message)]))))
+    }
+}
+
 struct Running {
     stop: CancellationToken,
     served: JoinHandle<Result<(), ServeError>>,
@@ -112,6 +141,7 @@ async fn start(endpoint: &Endpoint, name: &'static str) -> Running {
     routes
         .add_service(identity_server::IdentityServer::new(fake.clone()))
         .add_service(controller_server::ControllerServer::new(fake.clone()))
+        .add_service(snapshot_metadata_server::SnapshotMetadataServer::new(fake.clone()))
         .add_service(registration_server::RegistrationServer::new(fake));
     let stop = CancellationToken::new();
     let listener = server::bind(endpoint).await.unwrap();
@@ -240,6 +270,105 @@ async fn only_an_abandoned_socket_is_replaced() {
     let long = Endpoint::unix(directory.path().join("x".repeat(108)));
     let error = server::bind(&long).await.err().unwrap();
     assert!(error.to_string().contains("107"), "{error}");
+}
+
+#[tokio::test]
+async fn metadata_comes_message_by_message() {
+    let directory = tempfile::tempdir().unwrap();
+    let running = start(&socket_in(directory.path()), "streams").await;
+    let client = Client::new(socket_in(directory.path())).with_deadline(Duration::from_secs(1));
+    let ask = |id: &str| v1::GetMetadataAllocatedRequest { snapshot_id: id.to_owned(), ..Default::default() };
+    let all = client.get_metadata_allocated(ask("whole")).await.unwrap().collect().await.unwrap();
+    assert_eq!(all.iter().map(|message| message.volume_capacity_bytes).collect::<Vec<_>>(), [7, 7]);
+    let mut broken = client.get_metadata_allocated(ask("broken")).await.unwrap();
+    assert!(broken.next().await.unwrap().is_some());
+    assert_eq!(broken.next().await.unwrap_err().code(), Code::OutOfRange);
+    assert_eq!(client.get_metadata_allocated(ask("none")).await.unwrap_err().code(), Code::NotFound);
+    let mut silent =
+        client.with_deadline(Duration::from_millis(50)).get_metadata_allocated(ask("silent")).await.unwrap();
+    assert!(silent.next().await.unwrap().is_some());
+    let error = silent.next().await.unwrap_err();
+    assert_eq!((error.code(), error.class()), (Code::DeadlineExceeded, Class::Transient), "{error}");
+    let client = Client::new(socket_in(directory.path()));
+    let delta = client.get_metadata_delta(Default::default()).await.unwrap().collect().await.unwrap();
+    assert_eq!(delta[0].volume_capacity_bytes, 9);
+    drop(silent);
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn every_call_is_counted_by_method_and_code() {
+    let directory = tempfile::tempdir().unwrap();
+    let running = start(&socket_in(directory.path()), "counted").await;
+    let client = Client::new(socket_in(directory.path()));
+    client.get_plugin_info().await.unwrap();
+    client.get_capacity(Default::default()).await.unwrap_err();
+    let mut registry = prometheus_client::registry::Registry::default();
+    cleat_csi::metrics::register(&mut registry);
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+    for labels in [
+        r#"method_name="GetPluginInfo",grpc_status_code="OK""#,
+        r#"method_name="GetCapacity",grpc_status_code="Unimplemented""#,
+    ] {
+        let line = format!("csi_operations_seconds_count{{{labels}}}");
+        assert!(text.lines().any(|shown| shown.starts_with(&line)), "{line} is not in\n{text}");
+    }
+    running.stop().await;
+}
+
+/// A request as older libraries send it, byte by byte: the path as authority, and a second that refers to the first's.
+#[tokio::test]
+async fn callers_that_name_the_path_as_authority_are_served() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+        let mut out = (payload.len() as u32).to_be_bytes()[1..].to_vec();
+        out.extend([kind, flags, 0, 0, 0, stream]);
+        out.extend(payload);
+        out
+    }
+    fn literal(name: u8, value: &str) -> Vec<u8> {
+        [vec![name, value.len() as u8], value.as_bytes().to_vec()].concat()
+    }
+    for authority in ["/csi/csi.sock", "%2Fcsi%2Fcsi.sock"] {
+        let directory = tempfile::tempdir().unwrap();
+        let running = start(&socket_in(directory.path()), "old").await;
+        let mut socket = tokio::net::UnixStream::connect(directory.path().join("csi.sock")).await.unwrap();
+        let te = [vec![0x40, 2], b"te".to_vec(), vec![8], b"trailers".to_vec()].concat();
+        let first = [
+            vec![0x83, 0x86],
+            literal(0x44, "/csi.v1.Identity/GetPluginInfo"),
+            literal(0x41, authority),
+            literal(0x5f, "application/grpc"),
+            te,
+        ]
+        .concat();
+        // Everything by its place in the table that the first request filled.
+        let second = vec![0x83, 0x86, 0xc1, 0xc0, 0xbf, 0xbe];
+        let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+        bytes.extend(frame(4, 0, 0, &[]));
+        for (stream, block) in [(1, first), (3, second)] {
+            bytes.extend(frame(1, 4, stream, &block));
+            bytes.extend(frame(0, 1, stream, &[0; 5]));
+        }
+        socket.write_all(&bytes).await.unwrap();
+        let mut answers = Vec::new();
+        let mut header = [0; 9];
+        while answers.len() < 2 {
+            socket.read_exact(&mut header).await.unwrap();
+            let mut payload = vec![0; usize::from(header[1]) << 8 | usize::from(header[2])];
+            socket.read_exact(&mut payload).await.unwrap();
+            assert!(!matches!(header[3], 3 | 7), "{authority}: refused");
+            // Data: a message with the driver's name.
+            if header[3] == 0 && payload.windows(3).any(|part| part == b"old") {
+                answers.push(header[8]);
+            }
+        }
+        answers.sort();
+        assert_eq!(answers, [1, 3], "{authority}");
+        drop(socket);
+        running.stop().await;
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Making, checking and measuring file systems. Formats only what is blank; what a mount or a format is for is the
+//! Making, checking, growing and measuring file systems. Formats only what is blank; what a mount or a format is for is the
 //! caller's business.
 
 use std::ffi::OsString;
@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use crate::grow::{GrowError, grow, grows_unmounted};
 pub use crate::identity::{Identity, Kind, ProbeError, probe};
 use crate::run::{RunError, run};
 

@@ -4,7 +4,10 @@
 //! nothing of Kubernetes or CSI, keeps no state of its own and decides nothing: callers say what, it says how it went.
 //! It is the only crate with unsafe code.
 
+pub mod copy;
 pub mod filesystem;
+pub mod freeze;
+mod grow;
 mod identity;
 pub mod loopdev;
 pub mod mount;

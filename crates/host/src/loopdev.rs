@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use linux_raw_sys::loop_device as sys;
 use rustix::fs::{FileType, FlockOperation, Mode, flock, makedev, mknodat};
@@ -19,8 +19,11 @@ use crate::mount::last_errno;
 
 const LOOP_MAJOR: u32 = 7;
 const CONTROL: &str = "/dev/loop-control";
+const SECTOR: u32 = 512;
 /// Each lost race means that another caller won a device, so this many losses in a row mean something else.
 const MOST_RACES: u32 = 512;
+/// How long a detachment may be put off before it is taken for done: it will be, once the device is closed.
+const DETACH_PATIENCE: Duration = Duration::from_millis(500);
 
 /// A file attached as a block device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,16 +130,57 @@ pub fn detach(device: &LoopDevice) -> Result<(), LoopError> {
         Ok(_) | Err(Errno::NXIO) => return Ok(()),
         Err(e) => return Err(device.error("inspect", e)),
     }
+    let shown = backing_file(device.number);
     match ioctl_value(&opened, sys::LOOP_CLR_FD, 0) {
-        Ok(_) | Err(Errno::NXIO) => Ok(()),
-        Err(e) => Err(device.error("detach", e)),
+        Ok(_) | Err(Errno::NXIO) => {}
+        Err(e) => return Err(device.error("detach", e)),
     }
+    drop(opened);
+    // While somebody else has the device open, if only to look at it, the kernel puts the detachment off until they close it.
+    let until = Instant::now() + DETACH_PATIENCE;
+    while shown.is_some() && backing_file(device.number) == shown && Instant::now() < until {
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    Ok(())
+}
+
+/// What /sys says is attached; nothing while nothing is.
+fn backing_file(number: u32) -> Option<Vec<u8>> {
+    std::fs::read(format!("/sys/block/loop{number}/loop/backing_file")).ok()
 }
 
 /// Makes the device as large as its file has become.
 pub fn set_capacity(device: &LoopDevice) -> Result<(), LoopError> {
     let opened = File::open(&device.path).map_err(|source| LoopError::Open { node: device.path.clone(), source })?;
     ioctl_value(&opened, sys::LOOP_SET_CAPACITY, 0).map(drop).map_err(|e| device.error("resize", e))
+}
+
+/// How many requests the device takes at once: the share of the disk below that it can claim.
+pub fn set_queue_depth(device: &LoopDevice, requests: u32) -> Result<(), LoopError> {
+    let path = PathBuf::from(format!("/sys/block/loop{}/queue/nr_requests", device.number));
+    let current = std::fs::read_to_string(&path).unwrap_or_default();
+    if current.trim().parse() == Ok(requests) {
+        return Ok(());
+    }
+    std::fs::write(&path, requests.to_string()).map_err(|source| LoopError::Control {
+        what: "limit the requests of",
+        node: device.path.clone(),
+        source,
+    })
+}
+
+/// Devices whose backing file lies in `directory`, with that file's path as the kernel shows it; a removed file's ends in
+/// ` (deleted)`.
+pub fn attached_below(directory: &Path) -> Result<Vec<(LoopDevice, PathBuf)>, LoopError> {
+    let mut found = Vec::new();
+    for (number, file) in attached()? {
+        if Path::new(&file).starts_with(directory)
+            && let Some(device) = inspect(number)?
+        {
+            found.push((device, PathBuf::from(file)));
+        }
+    }
+    Ok(found)
 }
 
 impl LoopDevice {
@@ -193,6 +237,9 @@ fn configuration(file: &Path, backing: &File, access: Access) -> sys::loop_confi
     // SAFETY: loop_config is a C struct of integers and integer arrays, for which all zeroes is a valid value.
     let mut config: sys::loop_config = unsafe { std::mem::zeroed() };
     config.fd = backing.as_raw_fd() as u32;
+    // Left to itself the kernel takes what direct I/O to the file needs, and that grows from 512 to 4096 once the file shares
+    // blocks with another: a file system made before would not mount any more.
+    config.block_size = SECTOR;
     config.info.lo_flags = sys::LO_FLAGS_DIRECT_IO as u32;
     if access.read_only() {
         config.info.lo_flags |= sys::LO_FLAGS_READ_ONLY as u32;

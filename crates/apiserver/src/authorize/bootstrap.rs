@@ -44,7 +44,11 @@ const COMPONENTS: &[(&str, &[Rule])] = &[
         "system:cleat:caches",
         &[
             (CORE, &["nodes", "persistentvolumeclaims", "persistentvolumes", "pods"], READ),
-            (STORAGE, &["csidrivers", "csinodes", "storageclasses", "volumeattachments"], READ),
+            (
+                STORAGE,
+                &["csidrivers", "csinodes", "storageclasses", "volumeattachments", "volumeattributesclasses"],
+                READ,
+            ),
         ],
     ),
     (
@@ -70,7 +74,11 @@ const COMPONENTS: &[(&str, &[Rule])] = &[
     ),
     (
         "system:cleat:protector",
-        &[(CORE, &["pods"], &["list"]), (CORE, &["persistentvolumeclaims", "persistentvolumes"], &["patch"])],
+        &[
+            (CORE, &["pods"], &["list"]),
+            (CORE, &["persistentvolumeclaims", "persistentvolumes"], &["list", "patch"]),
+            (STORAGE, &["volumeattributesclasses"], &["patch"]),
+        ],
     ),
     ("system:cleat:scheduler", &[(CORE, &["pods/binding"], &["create"]), (CORE, &["pods/status"], &["patch"]), EVENTS]),
     (

@@ -18,6 +18,8 @@ use crate::render::{self, Stored};
 
 /// The manager that keeps the annotation of client-side apply true.
 const KUBECTL: &str = "kubectl";
+/// Reading YAML takes much of the stack for every level; deeper objects are sent as JSON.
+const DEPTH: usize = 48;
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 pub(crate) async fn apply(api: &Api, call: &Call, at: At<'_>, part: Part) -> Result<Reply, ApiError> {
@@ -59,7 +61,14 @@ fn configuration(at: At<'_>, body: &[u8], validation: FieldValidation) -> Result
     // JSON is YAML, and the common case.
     let config: Value = match serde_json::from_slice(body) {
         Ok(config) => config,
-        Err(_) => serde_saphyr::from_slice(body).map_err(|e| bad(format!("error decoding YAML: {e}")))?,
+        Err(_) => {
+            let options = serde_saphyr::options! { budget: serde_saphyr::budget! { max_depth: DEPTH } };
+            let read = serde_saphyr::from_slice_with_options(body, options);
+            read.map_err(|e| {
+                let text = e.to_string();
+                bad(format!("error decoding YAML: {}", text.lines().next().unwrap_or_default()))
+            })?
+        }
     };
     if !config.is_object() {
         return Err(bad("error decoding YAML: the configuration is not an object".into()));

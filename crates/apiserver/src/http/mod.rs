@@ -10,6 +10,7 @@ mod protobuf_security;
 pub(crate) mod query;
 pub(crate) mod reply;
 pub(crate) mod route;
+mod warning;
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -104,15 +104,8 @@ impl Reply {
         for (name, value) in self.headers {
             headers.insert(name, value);
         }
-        for warning in self.warnings {
-            let quoted: String = warning
-                .chars()
-                .filter(|c| c.is_ascii() && !c.is_ascii_control())
-                .flat_map(|c| if matches!(c, '"' | '\\') { vec!['\\', c] } else { vec![c] })
-                .collect();
-            if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{quoted}\"")) {
-                headers.append(WARNING, value);
-            }
+        for value in super::warning::headers(&self.warnings) {
+            headers.append(WARNING, value);
         }
         response
     }

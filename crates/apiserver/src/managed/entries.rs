@@ -56,14 +56,14 @@ pub(crate) struct Owner {
 pub(crate) struct Owners(Vec<Owner>);
 
 impl Owners {
-    /// From the wire. Entries that are no entries are left out.
+    /// From the wire. If one entry makes no sense, none is believed.
     pub(crate) fn decode(entries: Option<&Vec<ManagedFieldsEntry>>) -> Self {
         let mut made = Self::default();
         for entry in entries.into_iter().flatten() {
-            let operation = match entry.operation.as_deref() {
-                Some("Apply") => Operation::Apply,
-                Some("Update") => Operation::Update,
-                _ => continue,
+            let operation = match (entry.operation.as_deref(), entry.fields_type.as_deref()) {
+                (Some("Apply"), Some("FieldsV1")) => Operation::Apply,
+                (Some("Update"), Some("FieldsV1")) => Operation::Update,
+                _ => return Self::default(),
             };
             let who = Identity {
                 manager: entry.manager.clone().unwrap_or_default(),

@@ -117,14 +117,23 @@ fn plain(object: &dyn Object) -> Value {
 /// A write that would change nothing but the times of owners changes nothing.
 pub(crate) fn keep_times(new: &mut dyn Object, old: &dyn Object, stored: &[u8]) {
     let (ours, theirs) = (&new.meta().managed_fields, &old.meta().managed_fields);
-    let timeless = |entries: &Option<Vec<ManagedFieldsEntry>>| -> Vec<ManagedFieldsEntry> {
-        entries.iter().flatten().map(|e| ManagedFieldsEntry { time: None, ..e.clone() }).collect()
-    };
-    if ours == theirs || timeless(ours) != timeless(theirs) {
+    if ours == theirs || !same_but_times(ours.as_deref(), theirs.as_deref()) {
         return;
     }
     let kept = std::mem::replace(&mut new.meta_mut().managed_fields, theirs.clone());
     if new.encode() != stored {
         new.meta_mut().managed_fields = kept;
     }
+}
+
+fn same_but_times(ours: Option<&[ManagedFieldsEntry]>, theirs: Option<&[ManagedFieldsEntry]>) -> bool {
+    let (ours, theirs) = (ours.unwrap_or_default(), theirs.unwrap_or_default());
+    let same = |a: &ManagedFieldsEntry, b: &ManagedFieldsEntry| {
+        a.manager == b.manager
+            && a.operation == b.operation
+            && a.api_version == b.api_version
+            && a.subresource == b.subresource
+            && a.fields_v1 == b.fields_v1
+    };
+    ours.len() == theirs.len() && ours.iter().zip(theirs).all(|(a, b)| same(a, b))
 }

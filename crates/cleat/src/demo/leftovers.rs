@@ -38,13 +38,16 @@ fn mounts_below(root: &Path) -> Result<Vec<String>> {
     Ok(below.map(|m| m.target.display().to_string()).collect())
 }
 
-/// Everything in the pool that belongs to a volume.
+/// Everything in the pool that belongs to a volume. The nodes' announcements do not.
 fn volumes(pool: &Path) -> Result<Vec<String>> {
     let mut found = Vec::new();
     let mut directories = vec![pool.to_owned()];
     while let Some(directory) = directories.pop() {
         for entry in std::fs::read_dir(&directory).with_context(|| format!("reading {}", directory.display()))? {
             let entry = entry?;
+            if entry.file_name() == "nodes" && directory == pool {
+                continue;
+            }
             if entry.file_type()?.is_dir() {
                 directories.push(entry.path());
             } else if entry.metadata()?.len() > 0 {

@@ -41,6 +41,21 @@ pub struct Config {
     pub driver_log: Option<&'static str>,
 }
 
+impl Config {
+    /// A stack of its own in a scratch directory: a free port of this machine only, and drivers that report errors only.
+    pub fn scratch(data_dir: impl Into<PathBuf>, nodes: u16, program: impl Into<PathBuf>) -> Self {
+        Self {
+            data_dir: data_dir.into(),
+            nodes,
+            listen: ([127, 0, 0, 1], 0).into(),
+            audit_log: None,
+            encryption_key: None,
+            program: program.into(),
+            driver_log: Some("error"),
+        }
+    }
+}
+
 /// A running stack.
 pub struct Stack {
     server: Arc<ApiServer>,

@@ -79,13 +79,14 @@ impl Machine {
         files.filter(|file| file.starts_with(self.directory.path())).collect()
     }
 
-    /// The images and records of volumes in the pool.
+    /// The images and records of volumes in the pool; the nodes' announcements are neither.
     pub(crate) fn pool_files(&self) -> Vec<PathBuf> {
         let mut files = Vec::new();
         let mut directories = vec![self.data().join("pool")];
         while let Some(directory) = directories.pop() {
             for entry in fs::read_dir(directory).unwrap().map(Result::unwrap) {
                 match entry.file_type().unwrap().is_dir() {
+                    true if entry.file_name() == "nodes" => {}
                     true => directories.push(entry.path()),
                     false if entry.metadata().unwrap().len() > 0 => files.push(entry.path()),
                     false => {}

@@ -1,32 +1,27 @@
-//! The files of a pool: `volumes/<id>.json`, `volumes/<id>.img`, `locks/<number>`. Everything blocks.
+//! The volumes of one pool: `volumes/`, `snapshots/`, `locks/`, `held/`. Everything blocks.
 //!
-//! A volume exists if and only if its record does. Deletion renames the record to `<id>.gone` first: what that names is
-//! rubbish, and whoever deletes or creates the volume next finishes the removal. Must not look at devices or mounts; callers make sure that an image
-//! they remove is not in use.
+//! Must not look at devices or mounts; callers make sure that an image they remove is not in use.
 use std::{
-    fs::{self, File, OpenOptions},
-    io::{self, Write},
-    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    fs::OpenOptions,
+    io,
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    sync::Arc,
 };
 
 use cleat_crash::point;
-use rustix::fs::{FlockOperation, flock};
-use sha2::{Digest, Sha256};
+use cleat_host::copy;
 
 use super::{
+    cut::{self, Origin},
     failure::Failure,
-    record::{Contents, Publication, Record, Verdict},
+    locks::{self, Hold},
+    nodes::Nodes,
+    parameters,
+    record::{Contents, Publication, Record, Source, Verdict},
     request::{Wanted, id_for, is_id},
+    shelf::{Points, Shelf, failed, make_directory, sync_directory},
 };
-
-/// Volumes share lock files by their hash: none has to be made or removed with a volume, and that two volumes meet in one
-/// costs a short wait now and then.
-const LOCKS: u16 = 4096;
-
-/// Longer than any step that is done under a lock, except a format.
-const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
@@ -37,43 +32,57 @@ pub enum PoolError {
         #[source]
         source: io::Error,
     },
+    #[error("pool {}: try whether files can share blocks", .path.display())]
+    Clone {
+        path: PathBuf,
+        #[source]
+        source: copy::CopyError,
+    },
 }
 
 pub(crate) struct Pool {
     root: PathBuf,
-    volumes: PathBuf,
+    pub(crate) volumes: Shelf,
+    pub(crate) snapshots: Shelf,
     locks: PathBuf,
-    sync_names: SyncNames,
-}
-
-/// What it takes to make the name of a new file durable.
-#[derive(Clone, Copy, PartialEq)]
-enum SyncNames {
-    /// ext4, xfs and btrfs commit it together with the file.
-    WithFile,
-    /// What POSIX promises.
-    WithDirectory,
+    held: PathBuf,
+    /// Whether its file system can share blocks between files.
+    pub(crate) clones: bool,
+    pub(crate) nodes: Arc<Nodes>,
 }
 
 /// A volume while no other process changes it.
 pub(crate) struct Locked<'a> {
-    pool: &'a Pool,
-    id: &'a str,
-    _lock: File,
+    pub(crate) pool: &'a Pool,
+    pub(crate) id: &'a str,
+    _lock: locks::Held,
+}
+
+const POINTS: Points = Points { retired: "driver:deleting", image_removed: "driver:image-removed" };
+
+/// What CreateVolume is to make, beside its name.
+pub(crate) struct Blueprint<'a> {
+    pub(crate) wanted: &'a Wanted,
+    pub(crate) capacity: u64,
+    pub(crate) file_system: Option<String>,
+    pub(crate) source: Option<Source>,
+    /// The source as it was found. Not needed for a volume that is complete already.
+    pub(crate) origin: Option<&'a Origin>,
 }
 
 impl Pool {
-    pub(crate) fn open(root: &Path) -> Result<Pool, PoolError> {
+    pub(crate) fn open(root: &Path, nodes: Arc<Nodes>) -> Result<Pool, PoolError> {
         let failed = |step| move |source| PoolError::Open { step, path: root.to_owned(), source };
-        make_directory(root).map_err(failed("make it"))?;
         // The kernel names backing files by their full path, and so must we.
         let root = root.canonicalize().map_err(failed("resolve it"))?;
-        let (volumes, locks) = (root.join("volumes"), root.join("locks"));
-        make_directory(&volumes).map_err(failed("make volumes/"))?;
+        let (locks, held) = (root.join("locks"), root.join("held"));
         make_directory(&locks).map_err(failed("make locks/"))?;
+        make_directory(&held).map_err(failed("make held/"))?;
+        let volumes = Shelf::open(root.join("volumes")).map_err(failed("make volumes/"))?;
+        let snapshots = Shelf::open(root.join("snapshots")).map_err(failed("make snapshots/"))?;
         sync_directory(&root).map_err(failed("sync it"))?;
-        let sync_names = SyncNames::on(&volumes).map_err(failed("look at its file system"))?;
-        Ok(Pool { root, volumes, locks, sync_names })
+        let clones = copy::can_clone(&root).map_err(|source| PoolError::Clone { path: root.clone(), source })?;
+        Ok(Pool { root, volumes, snapshots, locks, held, clones, nodes })
     }
 
     pub(crate) fn root(&self) -> &Path {
@@ -81,40 +90,49 @@ impl Pool {
     }
 
     pub(crate) fn image(&self, id: &str) -> PathBuf {
-        self.volumes.join(format!("{id}.img"))
+        self.volumes.image(id)
     }
 
-    fn record(&self, id: &str) -> PathBuf {
-        self.volumes.join(format!("{id}.json"))
+    /// Where it is written down that a volume's file system is frozen, and at which mount.
+    pub(crate) fn held(&self, id: &str) -> PathBuf {
+        self.held.join(id)
     }
 
-    fn gone(&self, id: &str) -> PathBuf {
-        self.volumes.join(format!("{id}.gone"))
+    pub(crate) fn held_directory(&self) -> &Path {
+        &self.held
+    }
+
+    pub(crate) fn volume_lock(&self, id: &str) -> PathBuf {
+        self.locks.join(locks::name("", id))
+    }
+
+    pub(crate) fn snapshot_lock(&self, id: &str) -> PathBuf {
+        self.locks.join(locks::name("s", id))
+    }
+
+    pub(crate) fn group_lock(&self, id: &str) -> PathBuf {
+        self.locks.join(locks::name("g", id))
     }
 
     /// Waits for other processes; calls of this process on one volume exclude each other before they come here.
     pub(crate) fn lock<'a>(&'a self, id: &'a str) -> Result<Locked<'a>, Failure> {
+        self.lock_with(id, [])
+    }
+
+    /// The volume, and what else it takes.
+    pub(crate) fn lock_with<'a>(
+        &'a self,
+        id: &'a str,
+        others: impl IntoIterator<Item = (PathBuf, Hold)>,
+    ) -> Result<Locked<'a>, Failure> {
         if !is_id(id) {
             return Err(Failure::NoVolume(id.to_owned()));
         }
-        let path = self.locks.join(lock_name(id));
-        let failed = |source| Failure::Files { step: "lock", path: path.clone(), source };
-        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
-        let file = file.map_err(failed)?;
-        let until = Instant::now() + LOCK_PATIENCE;
-        let mut pause = Duration::from_micros(200);
-        loop {
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Locked { pool: self, id, _lock: file }),
-                Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) if Instant::now() < until => {}
-                Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {
-                    return Err(Failure::Busy(id.to_owned()));
-                }
-                Err(errno) => return Err(failed(errno.into())),
-            }
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(20));
-        }
+        let own = (self.volume_lock(id), Hold::Exclusive);
+        let lock = locks::take(std::iter::once(own).chain(others), id)?;
+        // Whoever froze it is gone: nobody but us has the lock.
+        cut::release(self, id)?;
+        Ok(Locked { pool: self, id, _lock: lock })
     }
 
     /// The volume locked, with its record.
@@ -128,89 +146,79 @@ impl Pool {
 
     /// Removes what a creation or deletion that was cut short has left of a volume that does not exist.
     pub(crate) fn sweep(&self, id: &str) -> Result<(), Failure> {
-        if !is_id(id) || ![self.record(id), self.gone(id), self.image(id)].iter().any(|path| path.exists()) {
+        if !is_id(id) || !self.volumes.has_anything(id) {
             return Ok(());
         }
-        let volume = self.lock(id)?;
+        let _volume = self.lock(id)?;
         if self.peek(id)?.is_some() {
             // Created in the meantime.
             return Ok(());
         }
-        volume.remove_remains()?;
-        sync_directory(&self.volumes).map_err(failed("sync", &self.volumes))
+        self.volumes.remove_remains(id, &POINTS)?;
+        self.volumes.sync()
     }
 
     pub(crate) fn must_exist<'a>(&'a self, id: &'a str) -> Result<(Locked<'a>, Record), Failure> {
-        self.existing(id)?.ok_or_else(|| Failure::NoVolume(id.to_owned()))
+        match self.existing(id)? {
+            Some((_, record)) if record.filling => Err(Failure::Unfilled(id.to_owned())),
+            Some(found) => Ok(found),
+            None => Err(Failure::NoVolume(id.to_owned())),
+        }
     }
 
     /// Idempotent by name. Returns the volume's id with its record.
-    pub(crate) fn create(&self, name: &str, wanted: &Wanted, capacity: u64) -> Result<(String, Record), Failure> {
+    pub(crate) fn create(&self, name: &str, blueprint: &Blueprint<'_>) -> Result<(String, Record), Failure> {
         let id = id_for(name);
-        let volume = self.lock(&id)?;
-        let file_system = wanted.file_system.map(|format| format.name().to_owned());
+        let Blueprint { wanted, capacity, file_system, source, origin } = blueprint;
+        let volume = self.lock_with(&id, origin.iter().map(|origin| origin.lock.clone()))?;
         if let Some(existing) = self.peek(&id)? {
             let compatible = existing.name == name
                 && wanted.range.admits(existing.capacity)
                 && existing.parameters == wanted.parameters
-                && existing.file_system == file_system;
-            if !compatible {
-                return Err(Failure::Incompatible(id.clone()));
-            }
-            volume.ensure_image(&existing)?;
-            return Ok((id.clone(), existing));
+                && existing.file_system == *file_system
+                && existing.source == *source;
+            return match (compatible, existing.filling, origin) {
+                (false, _, _) => Err(Failure::Incompatible(id.clone())),
+                (true, true, Some(origin)) => Ok((id.clone(), volume.fill_or_remove(existing, origin)?)),
+                (true, _, _) => {
+                    volume.ensure_image(&existing)?;
+                    Ok((id.clone(), existing))
+                }
+            };
         }
-        volume.remove_remains()?;
-        let record = Record {
+        if source.is_some() && origin.is_none() {
+            // Deleted since the caller looked.
+            return Err(Failure::Busy(id.clone()));
+        }
+        self.volumes.remove_remains(&id, &POINTS)?;
+        let mut record = Record {
             name: name.to_owned(),
-            capacity,
+            capacity: *capacity,
             parameters: wanted.parameters.clone(),
-            file_system,
-            contents: Contents::Nothing,
-            published: Default::default(),
+            mutable: wanted.mutable.clone(),
+            file_system: file_system.clone(),
+            source: source.clone(),
+            filling: origin.is_some(),
+            ..Record::default()
         };
-        volume.write_first(&record)?;
+        self.volumes.write_first(&id, &record)?;
         point("driver:recorded");
-        volume.ensure_image(&record)?;
+        match origin {
+            Some(origin) => record = volume.fill_or_remove(record, origin)?,
+            None => volume.make_image(&record)?,
+        }
         point("driver:image-created");
         Ok((id.clone(), record))
     }
 
     /// Ids in order, those after `after` only.
     pub(crate) fn list(&self, after: &str) -> Result<Vec<String>, Failure> {
-        let failed = |source| Failure::Files { step: "list", path: self.volumes.clone(), source };
-        let mut ids = Vec::new();
-        for entry in fs::read_dir(&self.volumes).map_err(failed)? {
-            let name = entry.map_err(failed)?.file_name();
-            let id = name.to_str().and_then(|name| name.strip_suffix(".json")).filter(|id| is_id(id) && *id > after);
-            ids.extend(id.map(str::to_owned));
-        }
-        ids.sort_unstable();
-        Ok(ids)
+        self.volumes.list(after)
     }
 
     /// Without the lock: a record is replaced as a whole, so what is read was true a moment ago.
     pub(crate) fn peek(&self, id: &str) -> Result<Option<Record>, Failure> {
-        if !is_id(id) {
-            return Ok(None);
-        }
-        let path = self.record(id);
-        match fs::read(&path) {
-            Ok(bytes) if bytes.iter().all(|byte| *byte == 0) => Ok(None),
-            Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|source| Failure::Record { path, source }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(source) => Err(Failure::Files { step: "read", path, source }),
-        }
-    }
-}
-
-impl SyncNames {
-    fn on(directory: &Path) -> io::Result<SyncNames> {
-        const EXT4: u64 = 0xef53;
-        const XFS: u64 = 0x5846_5342;
-        const BTRFS: u64 = 0x9123_683e;
-        let kind = rustix::fs::statfs(directory)?.f_type as u64;
-        Ok(if [EXT4, XFS, BTRFS].contains(&kind) { SyncNames::WithFile } else { SyncNames::WithDirectory })
+        self.volumes.read(id)
     }
 }
 
@@ -219,33 +227,8 @@ impl Locked<'_> {
         self.pool.image(self.id)
     }
 
-    /// Durable when it returns, and never half written.
     pub(crate) fn write(&self, record: &Record) -> Result<(), Failure> {
-        let path = self.pool.record(self.id);
-        let temporary = self.temporary();
-        write_file(OpenOptions::new().create(true).truncate(true), &temporary, &self.encode(record)?)
-            .map_err(failed("write the record", &temporary))?;
-        fs::rename(&temporary, &path).map_err(failed("replace the record", &path))?;
-        sync_directory(&self.pool.volumes).map_err(failed("sync the directory of", &path))
-    }
-
-    /// The first record of a volume goes without a temporary file: file and name then become durable in one commit of the
-    /// file system's journal, which calls in parallel share. Cut short by a power failure it is an empty file, which `peek` takes for
-    /// none: nobody was told of it.
-    fn write_first(&self, record: &Record) -> Result<(), Failure> {
-        let path = self.pool.record(self.id);
-        write_file(OpenOptions::new().create(true).truncate(true), &path, &self.encode(record)?)
-            .map_err(failed("write the record", &path))?;
-        match self.pool.sync_names {
-            SyncNames::WithFile => Ok(()),
-            SyncNames::WithDirectory => {
-                sync_directory(&self.pool.volumes).map_err(failed("sync the directory of", &path))
-            }
-        }
-    }
-
-    fn encode(&self, record: &Record) -> Result<Vec<u8>, Failure> {
-        serde_json::to_vec(record).map_err(|source| Failure::Record { path: self.pool.record(self.id), source })
+        self.pool.volumes.write(self.id, record)
     }
 
     /// Makes the image as large as the record says. It is not synced on its own: whoever needs it comes through here
@@ -264,7 +247,37 @@ impl Locked<'_> {
         if image.metadata().map_err(failed("inspect the image"))?.len() < record.capacity {
             image.set_len(record.capacity).map_err(failed("size the image"))?;
         }
+        if parameters::is_thick(&record.parameters) {
+            copy::allocate(&path, record.capacity)?;
+        }
         Ok(())
+    }
+
+    /// A volume that has no room is not made: its caller may choose another place, and never come back.
+    fn make_image(&self, record: &Record) -> Result<(), Failure> {
+        self.ensure_image(record).inspect_err(|_| self.give_up())
+    }
+
+    fn fill_or_remove(&self, record: Record, origin: &Origin) -> Result<Record, Failure> {
+        self.fill(record, origin).inspect_err(|_| self.give_up())
+    }
+
+    fn fill(&self, mut record: Record, origin: &Origin) -> Result<Record, Failure> {
+        let thin = !parameters::is_thick(&record.parameters);
+        cut::copy_origin(origin, self.pool, &self.image(), thin)?;
+        record.contents = origin.contents;
+        record.grow = record.capacity > origin.size && record.file_system.is_some();
+        self.ensure_image(&record)?;
+        point("driver:filled");
+        record.filling = false;
+        self.write(&record)?;
+        Ok(record)
+    }
+
+    fn give_up(&self) {
+        if let Err(error) = self.pool.volumes.remove(self.id, &POINTS) {
+            tracing::warn!(id = self.id, error = &error as &dyn std::error::Error, "a volume half made is left behind");
+        }
     }
 
     pub(crate) fn publish(&self, mut record: Record, node: &str, wanted: Publication) -> Result<(), Failure> {
@@ -292,74 +305,35 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// Three changes in one directory, which its file system keeps in order, and one sync for all of them.
+    /// The record first: a repeated call finds the image too small for it, and goes on.
+    pub(crate) fn expand(&self, record: &mut Record, capacity: u64) -> Result<(), Failure> {
+        if capacity > record.capacity {
+            let before = record.capacity;
+            record.capacity = capacity;
+            record.grow |= record.file_system.is_some() && record.contents != Contents::Nothing;
+            self.write(record)?;
+            point("driver:expansion-recorded");
+            if let Err(failure) = self.ensure_image(record) {
+                // The size was not promised to anybody yet.
+                record.capacity = before;
+                self.write(record)?;
+                return Err(failure);
+            }
+            point("driver:image-expanded");
+            return Ok(());
+        }
+        self.ensure_image(record)
+    }
+
     pub(crate) fn remove(self) -> Result<(), Failure> {
-        let record = self.pool.record(self.id);
-        fs::rename(&record, self.pool.gone(self.id)).map_err(failed("retire the record", &record))?;
-        point("driver:deleting");
-        self.remove_remains()?;
-        sync_directory(&self.pool.volumes).map_err(failed("sync the directory of", &record))
+        self.pool.volumes.remove(self.id, &POINTS)
     }
+}
 
-    /// For a volume without a record, or with one that was retired.
-    fn remove_remains(&self) -> Result<(), Failure> {
-        let (image, gone) = (self.image(), self.pool.gone(self.id));
-        let holds_data = fs::metadata(&image).is_ok_and(|found| found.blocks() > 0);
-        if holds_data && !gone.exists() {
-            // No step of ours leaves this behind: somebody has lost a record, and must not lose the data too.
-            return Err(Failure::Orphan { path: image });
+impl Source {
+    pub(crate) fn id(&self) -> &str {
+        match self {
+            Source::Volume(id) | Source::Snapshot(id) => id,
         }
-        if remove_file(&image).map_err(failed("remove the image", &image))? {
-            point("driver:image-removed");
-        }
-        for path in [self.temporary(), self.pool.record(self.id), gone] {
-            remove_file(&path).map_err(failed("remove the record", &path))?;
-        }
-        Ok(())
     }
-
-    /// Under the lock nobody else uses this name; the leading dot keeps it out of listings.
-    fn temporary(&self) -> PathBuf {
-        self.pool.volumes.join(format!(".{}.json", self.id))
-    }
-}
-
-fn failed(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Failure {
-    let path = path.to_owned();
-    move |source| match source.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Failure::Full { step, path },
-        _ => Failure::Files { step, path, source },
-    }
-}
-
-fn write_file(options: &mut OpenOptions, path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = options.write(true).mode(0o600).open(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
-}
-
-/// Whether there was one.
-fn remove_file(path: &Path) -> io::Result<bool> {
-    match fs::remove_file(path) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error),
-    }
-}
-
-fn lock_name(id: &str) -> String {
-    let digest = Sha256::digest(id.as_bytes());
-    let number = u16::from_be_bytes([digest[0], digest[1]]) % LOCKS;
-    format!("{number:03x}")
-}
-
-fn make_directory(path: &Path) -> io::Result<()> {
-    match fs::DirBuilder::new().mode(0o700).create(path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
-        other => other,
-    }
-}
-
-fn sync_directory(path: &Path) -> io::Result<()> {
-    File::open(path)?.sync_all()
 }

@@ -3,16 +3,46 @@ use std::{error::Error, io, path::PathBuf};
 
 use cleat_host::{
     OffloadError,
-    filesystem::{FsckError, MkfsError, ProbeError, StatfsError},
+    copy::CopyError,
+    filesystem::{FsckError, GrowError, MkfsError, ProbeError, StatfsError},
+    freeze::FreezeError,
     loopdev::LoopError,
     mount::{MountError, OptionError, TableError},
 };
 use tonic::{Code, Status};
 
+use super::backend::PoolError;
+
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     #[error("volume {0:?} does not exist")]
     NoVolume(String),
+    #[error("snapshot {0:?} does not exist")]
+    NoSnapshot(String),
+    #[error("node {0:?} is not known: its driver has never announced itself")]
+    NoNode(String),
+    #[error("node {node:?} has {limit} volumes, as many as it takes")]
+    NodeFull { node: String, limit: i64 },
+    #[error("there is no pool {0:?}")]
+    NoPool(String),
+    #[error("volume {0:?} is still being made")]
+    Unfilled(String),
+    #[error("snapshot {0:?} exists, of another volume")]
+    OtherSnapshot(String),
+    #[error("group snapshot {0:?} exists, of other volumes")]
+    OtherGroup(String),
+    #[error("the members of group snapshot {0:?} are others than these")]
+    OtherMembers(String),
+    #[error("snapshot {id:?} is part of group snapshot {group:?}: delete that")]
+    InGroup { id: String, group: String },
+    #[error("snapshot {0:?} is not ready yet")]
+    SnapshotUnready(String),
+    #[error("snapshot {0:?} was interrupted, and the volume has changed since: delete it and take another")]
+    SnapshotLost(String),
+    #[error("volume {id:?} cannot be held still for a copy, and its pool cannot share blocks: {why}")]
+    CannotHold { id: String, why: String },
+    #[error("{}", .0.message())]
+    Refused(Status),
     #[error("volume {0:?} exists with another size or other parameters")]
     Incompatible(String),
     #[error("volume {id:?} is published to {}", .nodes.join(", "))]
@@ -55,6 +85,14 @@ pub(crate) enum Failure {
         source: serde_json::Error,
     },
     #[error(transparent)]
+    Pool(PoolError),
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    #[error(transparent)]
+    Freeze(#[from] FreezeError),
+    #[error(transparent)]
+    Grow(#[from] GrowError),
+    #[error(transparent)]
     Loop(#[from] LoopError),
     #[error(transparent)]
     Probe(#[from] ProbeError),
@@ -75,10 +113,13 @@ pub(crate) enum Failure {
 impl Failure {
     pub(crate) fn code(&self) -> Code {
         match self {
-            Failure::NoVolume(_) => Code::NotFound,
-            Failure::Incompatible(_) | Failure::OtherPublication { .. } | Failure::OtherAccess { .. } => {
-                Code::AlreadyExists
-            }
+            Failure::Refused(status) => status.code(),
+            Failure::NoVolume(_) | Failure::NoSnapshot(_) | Failure::NoNode(_) => Code::NotFound,
+            Failure::Incompatible(_)
+            | Failure::OtherPublication { .. }
+            | Failure::OtherAccess { .. }
+            | Failure::OtherSnapshot(_)
+            | Failure::OtherGroup(_) => Code::AlreadyExists,
             Failure::Published { .. }
             | Failure::NotPublished { .. }
             | Failure::InUse { .. }
@@ -86,13 +127,24 @@ impl Failure {
             | Failure::Foreign { .. }
             | Failure::Holds { .. }
             | Failure::Orphan { .. }
+            | Failure::CannotHold { .. }
+            // The next stage grows it, before it mounts.
+            | Failure::Grow(GrowError::OnlineNotPermitted { .. })
             | Failure::Unformatted { .. } => Code::FailedPrecondition,
-            Failure::Options(_) => Code::InvalidArgument,
-            Failure::Busy(_) => Code::Aborted,
-            Failure::Full { .. } => Code::ResourceExhausted,
-            Failure::ImageLost(_) => Code::DataLoss,
+            Failure::Options(_) | Failure::NoPool(_) | Failure::InGroup { .. } | Failure::OtherMembers(_) => {
+                Code::InvalidArgument
+            }
+            Failure::Busy(_) | Failure::Unfilled(_) => Code::Aborted,
+            Failure::SnapshotUnready(_) => Code::Unavailable,
+            Failure::Full { .. } | Failure::NodeFull { .. } => Code::ResourceExhausted,
+            Failure::Copy(error) if error.full() => Code::ResourceExhausted,
+            Failure::ImageLost(_) | Failure::SnapshotLost(_) => Code::DataLoss,
             Failure::Files { .. }
             | Failure::Record { .. }
+            | Failure::Pool(_)
+            | Failure::Copy(_)
+            | Failure::Freeze(_)
+            | Failure::Grow(_)
             | Failure::Loop(_)
             | Failure::Probe(_)
             | Failure::Mkfs(_)

@@ -7,16 +7,17 @@ use cleat_csi::v1::{
 };
 use tonic::{Request, Response, Status};
 
-use super::{NAME, backend::Pool};
+use super::{NAME, pools::Pools, topology::Reach};
 
 pub(crate) struct Service {
-    pool: Arc<Pool>,
+    pools: Arc<Pools>,
     controller: bool,
+    reach: Reach,
 }
 
 impl Service {
-    pub(crate) fn new(pool: Arc<Pool>, controller: bool) -> Service {
-        Service { pool, controller }
+    pub(crate) fn new(pools: Arc<Pools>, controller: bool, reach: Reach) -> Service {
+        Service { pools, controller, reach }
     }
 }
 
@@ -37,16 +38,27 @@ impl Identity for Service {
         &self,
         _: Request<GetPluginCapabilitiesRequest>,
     ) -> Result<Response<GetPluginCapabilitiesResponse>, Status> {
-        let service = plugin_capability::Service { r#type: plugin_capability::service::Type::ControllerService.into() };
-        let controller = PluginCapability { r#type: Some(plugin_capability::Type::Service(service)) };
-        let capabilities = if self.controller { vec![controller] } else { Vec::new() };
+        use plugin_capability::{service::Type as Service, volume_expansion::Type as Expansion};
+        let service = |kind: Service| PluginCapability {
+            r#type: Some(plugin_capability::Type::Service(plugin_capability::Service { r#type: kind.into() })),
+        };
+        let expansion = plugin_capability::VolumeExpansion { r#type: Expansion::Online.into() };
+        let mut capabilities =
+            vec![PluginCapability { r#type: Some(plugin_capability::Type::VolumeExpansion(expansion)) }];
+        if self.controller {
+            capabilities.extend([Service::ControllerService, Service::GroupControllerService].map(service));
+        }
+        if self.reach.is_limited() {
+            let constraints = [Service::VolumeAccessibilityConstraints, Service::SnapshotAccessibilityConstraints];
+            capabilities.extend(constraints.map(service));
+        }
         Ok(Response::new(GetPluginCapabilitiesResponse { capabilities }))
     }
 
     async fn probe(&self, _: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
-        match tokio::fs::metadata(self.pool.root()).await {
+        match tokio::fs::metadata(self.pools.root()).await {
             Ok(found) if found.is_dir() => Ok(Response::new(ProbeResponse { ready: Some(true) })),
-            _ => Err(Status::failed_precondition(format!("the pool {} is gone", self.pool.root().display()))),
+            _ => Err(Status::failed_precondition(format!("the pool {} is gone", self.pools.root().display()))),
         }
     }
 }

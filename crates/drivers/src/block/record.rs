@@ -1,10 +1,10 @@
-//! What the driver remembers of a volume, and the rules that need nothing else. Pure.
+//! What the driver remembers of volumes and snapshots, and the rules that need nothing else. Pure.
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 /// Stored as JSON beside the image. Fields that a later version adds need a serde default.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Record {
     pub(crate) name: String,
@@ -17,6 +17,84 @@ pub(crate) struct Record {
     /// By node id.
     #[serde(default)]
     pub(crate) published: BTreeMap<String, Publication>,
+    /// What it was made from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) source: Option<Source>,
+    /// The copy of its source has begun and not ended: nobody was told of the volume yet.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) filling: bool,
+    /// The image is larger than the file system in it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) grow: bool,
+    /// Parameters that may change during its life.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) mutable: BTreeMap<String, String>,
+}
+
+/// By the id that callers know.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Source {
+    Volume(String),
+    Snapshot(String),
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+/// Stored beside the snapshot's image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct SnapshotRecord {
+    pub(crate) name: String,
+    /// The volume's id, as callers know it.
+    pub(crate) source: String,
+    pub(crate) size: u64,
+    pub(crate) file_system: Option<String>,
+    pub(crate) contents: Contents,
+    pub(crate) state: SnapshotState,
+    /// The moment it shows.
+    pub(crate) created: Moment,
+    /// The group snapshot it is part of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) group: Option<String>,
+}
+
+/// Seconds and nanoseconds since 1970.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Moment(pub(crate) i64, pub(crate) i32);
+
+impl Moment {
+    pub(crate) fn now() -> Moment {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Moment(i64::try_from(now.as_secs()).unwrap_or(i64::MAX), now.subsec_nanos() as i32)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum SnapshotState {
+    /// Nobody was told of it yet: it may be cut anew.
+    Cutting,
+    /// Its caller may know of it: it must show the moment it was cut, when the volume's image was last changed at `unchanged`.
+    Copying {
+        unchanged: Moment,
+    },
+    Ready,
+    /// Cannot be finished any more; only deleted.
+    Lost,
+}
+
+/// Several snapshots of one moment. Stored in the pool of the driver, whichever pools its members are in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct GroupRecord {
+    pub(crate) name: String,
+    /// Volume id and snapshot id of each member, as callers know them.
+    pub(crate) members: BTreeMap<String, String>,
+    pub(crate) created: Moment,
+    pub(crate) ready: bool,
 }
 
 /// What may be in the image. Written before the step that makes it true.
@@ -90,12 +168,8 @@ mod tests {
             ("reader beside coordinating writers", vec![("a", Writers)], "b", Readers, held_by(&["a"])),
         ] {
             let record = Record {
-                name: "v".into(),
-                capacity: 1,
-                parameters: BTreeMap::new(),
-                file_system: None,
-                contents: Contents::Nothing,
                 published: held.into_iter().map(|(node, sharing)| (node.to_owned(), publication(sharing))).collect(),
+                ..Record::default()
             };
             assert_eq!(record.may_publish(node, publication(wanted)), want, "{case}");
         }

@@ -4,15 +4,19 @@ use std::collections::{BTreeMap, HashMap};
 use cleat_csi::{
     Status,
     v1::{
-        CapacityRange, VolumeCapability,
+        CapacityRange, VolumeCapability, VolumeContentSource,
         volume_capability::{AccessType, MountVolume, access_mode::Mode},
+        volume_content_source,
     },
     validate,
 };
 use cleat_host::filesystem::Format;
 use sha2::{Digest, Sha256};
 
-use super::record::{Publication, Sharing};
+use super::{
+    parameters,
+    record::{Publication, Sharing, Source},
+};
 
 const MIB: u64 = 1 << 20;
 const DEFAULT_SIZE: u64 = 1 << 30;
@@ -23,13 +27,7 @@ const MIN_XFS: u64 = 300 * MIB;
 /// mkfs.btrfs refuses less.
 const MIN_BTRFS: u64 = 128 * MIB;
 /// What an ext4 pool can hold in one file, with room to spare.
-const MAX_SIZE: u64 = 8 << 40;
-
-/// Class parameters that the driver knows.
-const FS_TYPE: &str = "fsType";
-pub(crate) const NO_FORMAT: &str = "noFormat";
-/// What sidecars add for drivers that want to know whom a volume is for.
-const SIDECAR_PREFIX: &str = "csi.storage.k8s.io/";
+pub(crate) const MAX_SIZE: u64 = 8 << 40;
 
 /// How a caller wants to use a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +53,9 @@ impl Capability {
             Some(AccessType::Mount(MountVolume { fs_type, mount_flags, .. })) => {
                 let file_system = match (fs_type.as_str(), Format::named(fs_type)) {
                     ("", _) => None,
-                    (_, None) => return refuse(format!("fs_type {fs_type:?} is not supported; use ext4 or xfs")),
+                    (_, None) => {
+                        return refuse(format!("fs_type {fs_type:?} is not supported; use ext4, xfs or btrfs"));
+                    }
                     (_, format) => format,
                 };
                 Access::Mount { file_system, flags: mount_flags.clone() }
@@ -87,7 +87,10 @@ impl Capability {
 pub(crate) struct Wanted {
     pub(crate) range: Range,
     pub(crate) parameters: BTreeMap<String, String>,
+    pub(crate) mutable: BTreeMap<String, String>,
     pub(crate) file_system: Option<Format>,
+    /// Whether somebody asked for that file system, or it is only the default.
+    pub(crate) chosen: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,20 +116,34 @@ impl Range {
         self.required <= capacity && (self.limit == 0 || capacity <= self.limit)
     }
 
-    /// The size to make: rounded up to what the file system needs, never above the limit.
-    pub(crate) fn choose(&self, file_system: Option<Format>) -> Result<u64, Status> {
-        let least = match file_system {
-            None => MIB,
-            Some(Format::Ext4) => MIN_EXT4,
-            Some(Format::Xfs) => MIN_XFS,
-            Some(Format::Btrfs) => MIN_BTRFS,
-        };
+    /// Whether a volume of this size has what is asked for, at least.
+    pub(crate) fn is_reached_by(&self, capacity: u64) -> bool {
+        self.required <= capacity
+    }
+
+    /// The size to make: rounded up to what the file system and the source need, never above the limit.
+    pub(crate) fn choose(&self, file_system: Option<Format>, source: Option<u64>) -> Result<u64, Status> {
+        let least = minimum(file_system).max(source.unwrap_or(0));
         let wanted = match (self.required, self.limit) {
+            (0, _) if source.is_some() => least,
             (0, 0) => DEFAULT_SIZE,
             (0, limit) => DEFAULT_SIZE.min(limit / MIB * MIB),
             (required, _) => required,
         };
-        let size = wanted.max(least).checked_next_multiple_of(MIB).unwrap_or(u64::MAX);
+        self.fit(wanted.max(least))
+    }
+
+    /// The size to grow to; what is large enough already stays.
+    pub(crate) fn grow(&self, current: u64) -> Result<u64, Status> {
+        if self.required <= current && self.admits(current) {
+            Ok(current)
+        } else {
+            self.fit(self.required.max(current))
+        }
+    }
+
+    fn fit(&self, wanted: u64) -> Result<u64, Status> {
+        let size = wanted.checked_next_multiple_of(MIB).unwrap_or(u64::MAX);
         if size > MAX_SIZE {
             return Err(Status::out_of_range(format!("capacity_range: at most {MAX_SIZE} bytes are possible")));
         }
@@ -138,46 +155,61 @@ impl Range {
     }
 }
 
+/// The least that mkfs takes.
+pub(crate) fn minimum(file_system: Option<Format>) -> u64 {
+    match file_system {
+        None => MIB,
+        Some(Format::Ext4) => MIN_EXT4,
+        Some(Format::Xfs) => MIN_XFS,
+        Some(Format::Btrfs) => MIN_BTRFS,
+    }
+}
+
 impl Wanted {
     pub(crate) fn parse(
         range: Option<&CapacityRange>,
         capabilities: &[VolumeCapability],
-        parameters: &HashMap<String, String>,
+        class: &HashMap<String, String>,
+        mutable: &HashMap<String, String>,
     ) -> Result<Wanted, Status> {
-        let mut kept = BTreeMap::new();
-        for (key, value) in parameters {
-            match key.as_str() {
-                FS_TYPE if Format::named(value).is_none() => {
-                    return Err(Status::invalid_argument(format!(
-                        "parameters: {FS_TYPE} {value:?} is not supported; use ext4 or xfs"
-                    )));
-                }
-                NO_FORMAT if !matches!(value.as_str(), "true" | "false") => {
-                    return Err(Status::invalid_argument(format!("parameters: {NO_FORMAT} must be true or false")));
-                }
-                FS_TYPE | NO_FORMAT => {
-                    kept.insert(key.clone(), value.clone());
-                }
-                _ if key.starts_with(SIDECAR_PREFIX) => {}
-                _ => return Err(Status::invalid_argument(format!("parameters: {key:?} is not known"))),
-            }
-        }
-        let mut file_system = None;
-        let mut block = false;
+        let parameters = parameters::check(class)?;
+        let mutable = parameters::check_mutable(mutable)?;
+        let of_class = parameters.get(parameters::FS_TYPE).and_then(|name| Format::named(name));
+        let mut of_capability = None;
+        let (mut block, mut mount) = (false, false);
         for capability in validate::not_empty("volume_capabilities", capabilities)? {
             match Capability::parse("volume_capabilities", capability)?.access {
                 Access::Block => block = true,
-                Access::Mount { file_system: Some(format), .. } => file_system = Some(format),
-                Access::Mount { .. } => {
-                    let class = kept.get(FS_TYPE).and_then(|name| Format::named(name));
-                    file_system = file_system.or(class).or(Some(Format::Ext4));
+                Access::Mount { file_system, .. } => {
+                    mount = true;
+                    of_capability = of_capability.or(file_system);
                 }
             }
         }
-        if block && file_system.is_some() {
+        if block && mount {
             return Err(Status::invalid_argument("volume_capabilities: block and mount exclude each other"));
         }
-        Ok(Wanted { range: Range::parse(range)?, parameters: kept, file_system })
+        let chosen = of_capability.or(of_class);
+        let file_system = mount.then(|| chosen.unwrap_or(Format::Ext4));
+        parameters::check_mkfs_options(&parameters, file_system)?;
+        Ok(Wanted { range: Range::parse(range)?, parameters, mutable, file_system, chosen: chosen.is_some() })
+    }
+}
+
+/// What CreateVolume is to copy.
+pub(crate) fn source(source: Option<&VolumeContentSource>) -> Result<Option<Source>, Status> {
+    use volume_content_source::Type;
+    let Some(source) = source else { return Ok(None) };
+    match &source.r#type {
+        Some(Type::Snapshot(from)) => {
+            let id = validate::text("volume_content_source.snapshot.snapshot_id", &from.snapshot_id)?;
+            Ok(Some(Source::Snapshot(id.to_owned())))
+        }
+        Some(Type::Volume(from)) => {
+            let id = validate::text("volume_content_source.volume.volume_id", &from.volume_id)?;
+            Ok(Some(Source::Volume(id.to_owned())))
+        }
+        None => Err(Status::invalid_argument("volume_content_source is of unknown type")),
     }
 }
 
@@ -237,7 +269,27 @@ mod tests {
             ("near the end of numbers", i64::MAX as u64, 0, ext4, Err(Code::OutOfRange)),
         ] {
             let range = Range { required, limit };
-            assert_eq!(range.choose(format).map_err(|status| status.code()), want, "{case}");
+            assert_eq!(range.choose(format, None).map_err(|status| status.code()), want, "{case}");
+        }
+        for (case, required, limit, source, want) in [
+            ("as large as its source", 0, 0, 50 * MIB, Ok(50 * MIB)),
+            ("larger than its source", 80 * MIB, 0, 50 * MIB, Ok(80 * MIB)),
+            ("smaller than its source", 10 * MIB, 0, 50 * MIB, Ok(50 * MIB)),
+            ("held below its source", 10 * MIB, 20 * MIB, 50 * MIB, Err(Code::OutOfRange)),
+        ] {
+            let chosen = Range { required, limit }.choose(ext4, Some(source));
+            assert_eq!(chosen.map_err(|status| status.code()), want, "{case}");
+        }
+        for (case, required, limit, want) in [
+            ("grows", 80 * MIB, 0, Ok(80 * MIB)),
+            ("odd", 80 * MIB - 1, 0, Ok(80 * MIB)),
+            ("large enough already", 10 * MIB, 0, Ok(50 * MIB)),
+            ("nothing asked", 0, 0, Ok(50 * MIB)),
+            ("never shrinks", 10 * MIB, 20 * MIB, Err(Code::OutOfRange)),
+            ("too large", MAX_SIZE + 1, 0, Err(Code::OutOfRange)),
+        ] {
+            let grown = Range { required, limit }.grow(50 * MIB);
+            assert_eq!(grown.map_err(|status| status.code()), want, "{case}");
         }
         for (case, required_bytes, limit_bytes) in [("negative", -1, 0), ("upside down", 2, 1)] {
             let range = CapacityRange { required_bytes, limit_bytes };
@@ -297,10 +349,10 @@ mod tests {
             ("typing error", mount("", writer), vec![("fstyp", "xfs")], None),
             ("unknown file system", mount("", writer), vec![("fsType", "zfs")], None),
         ] {
-            let wanted = Wanted::parse(None, &[capability], &parameters(&class));
+            let wanted = Wanted::parse(None, &[capability], &parameters(&class), &HashMap::new());
             assert_eq!(wanted.ok().map(|wanted| wanted.file_system), want, "{case}");
         }
         let both = [mount("", writer), block(writer)];
-        assert!(Wanted::parse(None, &both, &HashMap::new()).is_err(), "block and mount together");
+        assert!(Wanted::parse(None, &both, &HashMap::new(), &HashMap::new()).is_err(), "block and mount together");
     }
 }

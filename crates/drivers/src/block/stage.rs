@@ -19,8 +19,10 @@ use cleat_host::{
 use super::{
     backend::{Locked, Pool},
     failure::Failure,
+    health::{self, Complaint},
+    parameters,
     record::{Contents, Record, Sharing},
-    request::{Access, Capability, NO_FORMAT},
+    request::{Access, Capability, Range},
     seen::{Seen, is_node_of},
 };
 
@@ -54,15 +56,75 @@ pub(crate) fn stage(pool: &Pool, node: &str, id: &str, at: &Path, capability: &C
     volume.ensure_image(&record)?;
     let device = loopdev::attach_or_find(&volume.image(), DeviceAccess::ReadWrite)?;
     point("driver:loop-attached");
-    let staged = make_directory(at)
+    let may_grow = record.grow && !read_only;
+    let staged = apply_bandwidth(&record, &device)
+        .and_then(|()| make_directory(at))
         .and_then(|_| fill(&volume, &mut record, id, &device, format, read_only, seen.uses.is_empty()))
+        .and_then(|()| match may_grow && seen.uses.is_empty() && filesystem::grows_unmounted(format.kind()) {
+            true => grow(&volume, &mut record, &device, format, None),
+            false => Ok(()),
+        })
         .and_then(|()| Ok(mount::mount_fs(&device.path, at, format.name(), &options)?));
     if staged.is_err() && seen.devices.is_empty() {
         undo("detach", loopdev::detach(&device));
     }
     staged?;
     point("driver:staged");
+    if may_grow && record.grow {
+        grow(&volume, &mut record, &device, format, Some(at))?;
+    }
     Ok(())
+}
+
+/// Makes the file system as large as the image has become, and takes note.
+fn grow(
+    volume: &Locked<'_>,
+    record: &mut Record,
+    device: &LoopDevice,
+    format: Format,
+    mounted: Option<&Path>,
+) -> Result<(), Failure> {
+    loopdev::set_capacity(device)?;
+    point("driver:device-grown");
+    filesystem::grow(&device.path, format.kind(), mounted)?;
+    point("driver:grown");
+    if record.grow {
+        record.grow = false;
+        volume.write(record)?;
+    }
+    Ok(())
+}
+
+/// For NodeExpandVolume: the device and what is on it follow the image. Returns the size.
+pub(crate) fn expand(pool: &Pool, id: &str, at: &Path, range: Range) -> Result<u64, Failure> {
+    let (volume, mut record) = pool.must_exist(id)?;
+    if !range.is_reached_by(record.capacity) {
+        let why = format!("capacity_range: the volume has {} bytes; expand it first", record.capacity);
+        return Err(Failure::Refused(tonic::Status::out_of_range(why)));
+    }
+    let seen = Seen::of_image(&volume.image())?;
+    let not_here = || Failure::NoVolume(format!("{id} at {}", at.display()));
+    let here = seen.at(id, at)?.ok_or_else(not_here)?;
+    let device = seen.devices.first().ok_or_else(not_here)?;
+    volume.ensure_image(&record)?;
+    if is_node_of(here, &seen.devices) {
+        loopdev::set_capacity(device)?;
+        return Ok(record.capacity);
+    }
+    let format = Format::named(&here.fstype).ok_or_else(not_here)?;
+    // Through the stage: a bind mount of it may be read-only.
+    let stage = seen.uses.iter().find(|used| !is_node_of(used, &seen.devices) && !used.read_only());
+    let stage = stage.ok_or_else(|| Failure::OtherAccess { id: id.to_owned(), at: at.to_owned() })?;
+    grow(&volume, &mut record, device, format, Some(&stage.target))?;
+    Ok(record.capacity)
+}
+
+/// The class that ControllerModifyVolume recorded.
+fn apply_bandwidth(record: &Record, device: &LoopDevice) -> Result<(), Failure> {
+    match parameters::queue_depth(&record.mutable) {
+        Some(depth) => Ok(loopdev::set_queue_depth(device, depth)?),
+        None => Ok(()),
+    }
 }
 
 fn stage_block(volume: &Locked<'_>, record: &mut Record, id: &str, access: DeviceAccess) -> Result<(), Failure> {
@@ -74,9 +136,13 @@ fn stage_block(volume: &Locked<'_>, record: &mut Record, id: &str, access: Devic
     }
     volume.ensure_image(record)?;
     record_data(volume, record)?;
-    loopdev::attach_or_find(&volume.image(), access)?;
+    let device = loopdev::attach_or_find(&volume.image(), access)?;
     point("driver:loop-attached");
-    Ok(())
+    if !seen.devices.is_empty() {
+        // Expanded while no node had it staged in full.
+        loopdev::set_capacity(&device)?;
+    }
+    apply_bandwidth(record, &device)
 }
 
 /// Sees to it that the device holds the wanted file system. Formats only a blank device, or one whose format by us did not
@@ -107,7 +173,7 @@ fn fill(
     if read_only {
         return Err(Failure::Unformatted { id: id.to_owned(), why: "through a read-only stage" });
     }
-    if record.parameters.get(NO_FORMAT).is_some_and(|value| value == "true") {
+    if parameters::forbids_format(&record.parameters) {
         return Err(Failure::Unformatted { id: id.to_owned(), why: "as its class says" });
     }
     if record.contents != Contents::Formatting {
@@ -115,7 +181,9 @@ fn fill(
         volume.write(record)?;
         point("driver:format-recorded");
     }
-    filesystem::mkfs(&device.path, format, &[], over)?;
+    filesystem::mkfs(&device.path, format, &parameters::mkfs_options(&record.parameters), over)?;
+    // It was made as large as its device.
+    record.grow = false;
     point("driver:formatted");
     // Durable before the first mount: from here on a format would destroy data.
     record_data(volume, record)
@@ -234,15 +302,23 @@ pub(crate) enum Stats {
     Device { size: u64 },
 }
 
-pub(crate) fn stats(pool: &Pool, id: &str, at: &Path) -> Result<Stats, Failure> {
+pub(crate) fn stats(pool: &Pool, node: &str, id: &str, at: &Path) -> Result<(Stats, Vec<Complaint>), Failure> {
     let record = pool.peek(id)?.ok_or_else(|| Failure::NoVolume(id.to_owned()))?;
     let seen = Seen::of_image(&pool.image(id))?;
     let here = mount::find(at)?.filter(|here| seen.uses.iter().any(|used| used.id == here.id));
-    match here {
-        None => Err(Failure::NoVolume(format!("{id} at {}", at.display()))),
-        Some(here) if is_node_of(&here, &seen.devices) => Ok(Stats::Device { size: record.capacity }),
-        Some(_) => Ok(Stats::FileSystem(filesystem::statfs(at)?)),
+    let here = here.ok_or_else(|| Failure::NoVolume(format!("{id} at {}", at.display())))?;
+    let complaints = health::on_node(pool, node, id, &record, &seen, Some(&here.target));
+    if is_node_of(&here, &seen.devices) {
+        return Ok((Stats::Device { size: record.capacity }, complaints));
     }
+    Ok((Stats::FileSystem(filesystem::statfs(at)?), complaints))
+}
+
+/// For NodeGetVolumeHealth; the path is where the caller has it published or staged, if it says so.
+pub(crate) fn complaints(pool: &Pool, node: &str, id: &str, at: Option<&Path>) -> Result<Vec<Complaint>, Failure> {
+    let record = pool.peek(id)?.ok_or_else(|| Failure::NoVolume(id.to_owned()))?;
+    let seen = Seen::of_image(&pool.image(id))?;
+    Ok(health::on_node(pool, node, id, &record, &seen, at))
 }
 
 fn not_published(id: &str, node: &str) -> Failure {

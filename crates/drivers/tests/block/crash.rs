@@ -12,23 +12,19 @@ use cleat_drivers::block::{self, Config};
 use crate::rig::{Rig, Volume, create_request, writer};
 
 const DIRECTORY: &str = "CLEAT_TEST_DRIVER";
+const POOL: &str = "CLEAT_TEST_POOL";
 
 /// Not a test by itself: the driver that the tests here start as a process of its own, and kill.
 #[tokio::test]
 async fn child() {
     let Some(directory) = std::env::var_os(DIRECTORY) else { return };
     let directory = Path::new(&directory);
-    let config = Config {
-        endpoint: cleat_csi::Endpoint::unix(directory.join("child.sock")),
-        pool: directory.join("pool"),
-        node_id: "a".to_owned(),
-        controller: true,
-        node: true,
-    };
+    let endpoint = cleat_csi::Endpoint::unix(directory.join("child.sock"));
+    let config = Config::new(endpoint, std::env::var_os(POOL).unwrap(), "a");
     block::run(config, tokio_util::sync::CancellationToken::new()).await.unwrap();
 }
 
-struct Killed(Child);
+pub(crate) struct Killed(pub(crate) Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
@@ -37,10 +33,11 @@ impl Drop for Killed {
     }
 }
 
-async fn start(rig: &Rig, crash_at: &str) -> (Killed, Client) {
+pub(crate) async fn start(rig: &Rig, crash_at: &str) -> (Killed, Client) {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "crash::child", "--nocapture"])
         .env(DIRECTORY, rig.directory.path())
+        .env(POOL, rig.pool())
         .env(cleat_crash::VARIABLE, crash_at)
         .stdout(Stdio::null())
         .stderr(Stdio::null())

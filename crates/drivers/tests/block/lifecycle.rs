@@ -187,7 +187,7 @@ async fn volumes_are_listed_page_by_page_with_their_nodes() {
     let rig = Rig::new();
     let a = rig.driver("a").await;
     for name in ["v1", "v2", "v3"] {
-        Volume::create(&a, name, writer("")).await.unwrap().attach(&a, "node-1").await.unwrap();
+        Volume::create(&a, name, writer("")).await.unwrap().attach(&a, "a").await.unwrap();
     }
     let (ids, token) = page(&a, 2, "").await;
     assert_eq!(ids, ["v1", "v2"]);
@@ -195,7 +195,7 @@ async fn volumes_are_listed_page_by_page_with_their_nodes() {
     assert_eq!(a.list_volumes(foreign).await.unwrap_err().code(), Code::Aborted);
     assert_eq!(page(&a, 2, &token).await, (vec!["v3".to_owned()], String::new()));
     let all = a.list_volumes(v1::ListVolumesRequest::default()).await.unwrap();
-    assert!(all.entries.iter().all(|entry| entry.status.as_ref().unwrap().published_node_ids == ["node-1"]));
+    assert!(all.entries.iter().all(|entry| entry.status.as_ref().unwrap().published_node_ids == ["a"]));
 }
 
 #[tokio::test]

@@ -14,7 +14,12 @@ use cleat_csi::{
     },
 };
 use cleat_drivers::block::{self, Config};
-use cleat_host::{loopdev, mount};
+use cleat_host::{
+    Access,
+    filesystem::{self, Format, Over},
+    freeze, loopdev,
+    mount::{self, Options},
+};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
@@ -22,6 +27,8 @@ pub(crate) const GIB: i64 = 1 << 30;
 
 pub(crate) struct Rig {
     pub(crate) directory: TempDir,
+    /// The file system the pool is on, if it has one of its own.
+    disk: Option<(PathBuf, PathBuf)>,
     stop: CancellationToken,
 }
 
@@ -31,7 +38,28 @@ impl Rig {
             rustix::process::geteuid().is_root(),
             "these tests mount file systems and attach loop devices: run them as root"
         );
-        Rig { directory: TempDir::with_prefix("cleat-block-").unwrap(), stop: CancellationToken::new() }
+        let directory = TempDir::with_prefix("cleat-block-").unwrap();
+        Rig { directory, disk: None, stop: CancellationToken::new() }
+    }
+
+    /// With the pool on an xfs of its own, where files can share blocks.
+    pub(crate) fn on_xfs(bytes: u64) -> Rig {
+        let mut rig = Rig::new();
+        let (image, at) = (rig.path("disk.img"), rig.path("disk"));
+        std::fs::create_dir(&at).unwrap();
+        std::fs::File::create(&image).unwrap().set_len(bytes).unwrap();
+        let device = loopdev::attach(&image, Access::ReadWrite).unwrap();
+        rig.disk = Some((image, at.clone()));
+        filesystem::mkfs(&device.path, Format::Xfs, &[], Over::Blank).unwrap();
+        mount::mount_fs(&device.path, &at, "xfs", &Options::default()).unwrap();
+        rig
+    }
+
+    pub(crate) fn pool(&self) -> PathBuf {
+        match &self.disk {
+            Some((_, at)) => at.join("pool"),
+            None => self.path("pool"),
+        }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -50,7 +78,7 @@ impl Rig {
     }
 
     pub(crate) fn image(&self, id: &str) -> PathBuf {
-        self.path("pool").join("volumes").join(format!("{id}.img"))
+        self.pool().join("volumes").join(format!("{id}.img"))
     }
 
     pub(crate) fn bytes(&self, id: &str, offset: u64, length: usize) -> Vec<u8> {
@@ -64,18 +92,15 @@ impl Rig {
     }
 
     pub(crate) fn config(&self, node: &str) -> Config {
-        Config {
-            endpoint: Endpoint::unix(self.path(&format!("{node}.sock"))),
-            pool: self.path("pool"),
-            node_id: node.to_owned(),
-            controller: true,
-            node: true,
-        }
+        Config::new(Endpoint::unix(self.path(&format!("{node}.sock"))), self.pool(), node)
     }
 
     /// Controller and node in one, as the node `node`, beside the other nodes of the same pool.
     pub(crate) async fn driver(&self, node: &str) -> Client {
-        let config = self.config(node);
+        self.driver_with(self.config(node)).await
+    }
+
+    pub(crate) async fn driver_with(&self, config: Config) -> Client {
         let client = Client::new(config.endpoint.clone());
         tokio::spawn(block::run(config, self.stop.clone()));
         client.wait_ready(Duration::from_secs(30)).await.unwrap();
@@ -90,15 +115,20 @@ impl Rig {
     pub(crate) fn mounts(&self) -> Vec<PathBuf> {
         let root = self.directory.path().canonicalize().unwrap();
         let table = mount::table().unwrap();
-        table.into_iter().map(|mount| mount.target).filter(|target| target.starts_with(&root)).collect()
+        let own = self.disk.as_ref().map(|(_, at)| at.canonicalize().unwrap());
+        let targets = table.into_iter().map(|mount| mount.target);
+        targets.filter(|target| target.starts_with(&root) && Some(target) != own.as_ref()).collect()
     }
 
     #[track_caller]
     pub(crate) fn assert_nothing_left(&self, id: &str) {
         assert_eq!(self.mounts(), Vec::<PathBuf>::new());
         assert_eq!(self.loop_devices(id), 0);
-        let left: Vec<_> = std::fs::read_dir(self.path("pool").join("volumes")).unwrap().collect();
-        assert!(left.is_empty(), "{left:?}");
+        for directory in ["volumes", "snapshots", "groups", "held"] {
+            let left: Vec<_> = std::fs::read_dir(self.pool().join(directory)).unwrap().collect();
+            assert!(left.is_empty(), "{left:?}");
+        }
+        assert_eq!(block::audit(&self.pool(), false).unwrap(), [], "the audit agrees");
     }
 }
 
@@ -106,12 +136,17 @@ impl Drop for Rig {
     fn drop(&mut self) {
         self.stop.cancel();
         for target in self.mounts().iter().rev() {
+            let _ = freeze::thaw(target);
             let _ = mount::unmount(target);
         }
-        for entry in std::fs::read_dir(self.path("pool").join("volumes")).into_iter().flatten().flatten() {
-            if entry.path().extension().is_some_and(|extension| extension == "img") {
-                let _ = loopdev::detach_file(&entry.path());
-            }
+        let root = self.directory.path().canonicalize().unwrap();
+        let below = self.disk.as_ref().map_or(root, |(_, at)| at.canonicalize().unwrap());
+        for (device, _) in loopdev::attached_below(&below).unwrap_or_default() {
+            let _ = loopdev::detach(&device);
+        }
+        if let Some((image, at)) = &self.disk {
+            let _ = mount::unmount(at);
+            let _ = loopdev::detach_file(image);
         }
     }
 }
@@ -227,4 +262,76 @@ impl Volume {
         let request = v1::NodeUnpublishVolumeRequest { volume_id: self.id.clone(), target_path: target.to_owned() };
         client.node_unpublish_volume(request).await.map(drop)
     }
+
+    /// Published to `node` and staged at `at`, ready to be written to.
+    pub(crate) async fn up(&self, client: &Client, node: &str, at: &str) {
+        self.attach(client, node).await.unwrap();
+        self.stage(client, at).await.unwrap();
+    }
+
+    pub(crate) async fn down(&self, client: &Client, node: &str, at: &str) {
+        self.unstage(client, at).await.unwrap();
+        self.detach(client, node).await.unwrap();
+    }
+
+    pub(crate) async fn expand(&self, client: &Client, bytes: i64) -> Result<bool, CallError> {
+        let request = v1::ControllerExpandVolumeRequest {
+            volume_id: self.id.clone(),
+            capacity_range: Some(v1::CapacityRange { required_bytes: bytes, limit_bytes: 0 }),
+            ..Default::default()
+        };
+        client.controller_expand_volume(request).await.map(|response| response.node_expansion_required)
+    }
+
+    pub(crate) async fn node_expand(&self, client: &Client, path: &str, bytes: i64) -> Result<i64, CallError> {
+        let request = v1::NodeExpandVolumeRequest {
+            volume_id: self.id.clone(),
+            volume_path: path.to_owned(),
+            capacity_range: Some(v1::CapacityRange { required_bytes: bytes, limit_bytes: 0 }),
+            ..Default::default()
+        };
+        client.node_expand_volume(request).await.map(|response| response.capacity_bytes)
+    }
+
+    pub(crate) async fn snapshot(&self, client: &Client, name: &str) -> Result<v1::Snapshot, CallError> {
+        let request = v1::CreateSnapshotRequest {
+            source_volume_id: self.id.clone(),
+            name: name.to_owned(),
+            ..Default::default()
+        };
+        client.create_snapshot(request).await.map(|response| response.snapshot.unwrap())
+    }
+}
+
+pub(crate) fn from_snapshot(id: &str) -> v1::VolumeContentSource {
+    use v1::volume_content_source::{SnapshotSource, Type};
+    v1::VolumeContentSource { r#type: Some(Type::Snapshot(SnapshotSource { snapshot_id: id.to_owned() })) }
+}
+
+pub(crate) fn from_volume(id: &str) -> v1::VolumeContentSource {
+    use v1::volume_content_source::{Type, VolumeSource};
+    v1::VolumeContentSource { r#type: Some(Type::Volume(VolumeSource { volume_id: id.to_owned() })) }
+}
+
+/// Asks until a snapshot is ready.
+pub(crate) async fn ready(client: &Client, id: &str) -> v1::Snapshot {
+    try_ready(client, id).await.unwrap()
+}
+
+pub(crate) async fn try_ready(client: &Client, id: &str) -> Result<v1::Snapshot, CallError> {
+    let until = tokio::time::Instant::now() + Duration::from_secs(120);
+    loop {
+        let request = v1::GetSnapshotRequest { snapshot_id: id.to_owned(), ..Default::default() };
+        let snapshot = client.get_snapshot(request).await?.snapshot.unwrap();
+        if snapshot.ready_to_use {
+            return Ok(snapshot);
+        }
+        assert!(tokio::time::Instant::now() < until, "{id} is never ready");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+pub(crate) async fn delete_snapshot(client: &Client, id: &str) -> Result<(), CallError> {
+    let request = v1::DeleteSnapshotRequest { snapshot_id: id.to_owned(), ..Default::default() };
+    client.delete_snapshot(request).await.map(drop)
 }

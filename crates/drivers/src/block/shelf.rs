@@ -1,0 +1,206 @@
+//! One directory of records and images: `<id>.json`, `<id>.img`. Everything blocks; callers hold the lock of the id they
+//! change, and make sure that an image they remove is not in use.
+//!
+//! A thing exists if and only if its record does. Deletion renames the record to `<id>.gone` first: what that names is
+//! rubbish, and whoever deletes or creates the id next finishes the removal.
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use cleat_crash::point;
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::{failure::Failure, request::is_id};
+
+pub(crate) struct Shelf {
+    directory: PathBuf,
+    sync_names: SyncNames,
+}
+
+/// What it takes to make the name of a new file durable.
+#[derive(Clone, Copy, PartialEq)]
+enum SyncNames {
+    /// ext4, xfs and btrfs commit it together with the file.
+    WithFile,
+    /// What POSIX promises.
+    WithDirectory,
+}
+
+/// A crash point of a deletion, which volumes and snapshots name differently.
+pub(crate) struct Points {
+    pub(crate) retired: &'static str,
+    pub(crate) image_removed: &'static str,
+}
+
+impl Shelf {
+    pub(crate) fn open(directory: PathBuf) -> io::Result<Shelf> {
+        make_directory(&directory)?;
+        let sync_names = SyncNames::on(&directory)?;
+        Ok(Shelf { directory, sync_names })
+    }
+
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    pub(crate) fn image(&self, id: &str) -> PathBuf {
+        self.directory.join(format!("{id}.img"))
+    }
+
+    pub(crate) fn record(&self, id: &str) -> PathBuf {
+        self.directory.join(format!("{id}.json"))
+    }
+
+    pub(crate) fn gone(&self, id: &str) -> PathBuf {
+        self.directory.join(format!("{id}.gone"))
+    }
+
+    /// Under the lock nobody else uses this name; the leading dot keeps it out of listings.
+    pub(crate) fn temporary(&self, id: &str) -> PathBuf {
+        self.directory.join(format!(".{id}.json"))
+    }
+
+    /// Without the lock: a record is replaced as a whole, so what is read was true a moment ago.
+    pub(crate) fn read<T: DeserializeOwned>(&self, id: &str) -> Result<Option<T>, Failure> {
+        if !is_id(id) {
+            return Ok(None);
+        }
+        let path = self.record(id);
+        match fs::read(&path) {
+            Ok(bytes) if bytes.iter().all(|byte| *byte == 0) => Ok(None),
+            Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|source| Failure::Record { path, source }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(Failure::Files { step: "read", path, source }),
+        }
+    }
+
+    /// Durable when it returns, and never half written.
+    pub(crate) fn write<T: Serialize>(&self, id: &str, record: &T) -> Result<(), Failure> {
+        let path = self.record(id);
+        let temporary = self.temporary(id);
+        write_file(OpenOptions::new().create(true).truncate(true), &temporary, &self.encode(id, record)?)
+            .map_err(failed("write the record", &temporary))?;
+        fs::rename(&temporary, &path).map_err(failed("replace the record", &path))?;
+        self.sync()
+    }
+
+    /// The first record of an id goes without a temporary file: file and name then become durable in one commit of the
+    /// file system's journal, which calls in parallel share. Cut short by a power failure it is an empty file, which
+    /// `read` takes for none: nobody was told of it.
+    pub(crate) fn write_first<T: Serialize>(&self, id: &str, record: &T) -> Result<(), Failure> {
+        let path = self.record(id);
+        write_file(OpenOptions::new().create(true).truncate(true), &path, &self.encode(id, record)?)
+            .map_err(failed("write the record", &path))?;
+        match self.sync_names {
+            SyncNames::WithFile => Ok(()),
+            SyncNames::WithDirectory => self.sync(),
+        }
+    }
+
+    fn encode<T: Serialize>(&self, id: &str, record: &T) -> Result<Vec<u8>, Failure> {
+        serde_json::to_vec(record).map_err(|source| Failure::Record { path: self.record(id), source })
+    }
+
+    /// Ids in order, those after `after` only.
+    pub(crate) fn list(&self, after: &str) -> Result<Vec<String>, Failure> {
+        let mut ids: Vec<String> = self
+            .names()?
+            .into_iter()
+            .filter_map(|name| name.strip_suffix(".json").filter(|id| is_id(id) && *id > after).map(str::to_owned))
+            .collect();
+        ids.sort_unstable();
+        Ok(ids)
+    }
+
+    /// The names of all files.
+    pub(crate) fn names(&self) -> Result<Vec<String>, Failure> {
+        let failed = |source| Failure::Files { step: "list", path: self.directory.clone(), source };
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&self.directory).map_err(failed)? {
+            names.extend(entry.map_err(failed)?.file_name().to_str().map(str::to_owned));
+        }
+        Ok(names)
+    }
+
+    /// Whether there is anything of this id, be it a record or what is left of one.
+    pub(crate) fn has_anything(&self, id: &str) -> bool {
+        [self.record(id), self.gone(id), self.image(id)].iter().any(|path| path.exists())
+    }
+
+    /// Three changes in one directory, which its file system keeps in order, and one sync for all of them.
+    pub(crate) fn remove(&self, id: &str, points: &Points) -> Result<(), Failure> {
+        let record = self.record(id);
+        fs::rename(&record, self.gone(id)).map_err(failed("retire the record", &record))?;
+        point(points.retired);
+        self.remove_remains(id, points)?;
+        self.sync()
+    }
+
+    /// For an id without a record, or with one that was retired.
+    pub(crate) fn remove_remains(&self, id: &str, points: &Points) -> Result<(), Failure> {
+        let (image, gone) = (self.image(id), self.gone(id));
+        let holds_data = fs::metadata(&image).is_ok_and(|found| found.blocks() > 0);
+        if holds_data && !gone.exists() {
+            // No step of ours leaves this behind: somebody has lost a record, and must not lose the data too.
+            return Err(Failure::Orphan { path: image });
+        }
+        if remove_file(&image).map_err(failed("remove the image", &image))? {
+            point(points.image_removed);
+        }
+        for path in [self.temporary(id), self.record(id), gone] {
+            remove_file(&path).map_err(failed("remove the record", &path))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn sync(&self) -> Result<(), Failure> {
+        sync_directory(&self.directory).map_err(failed("sync", &self.directory))
+    }
+}
+
+impl SyncNames {
+    fn on(directory: &Path) -> io::Result<SyncNames> {
+        const EXT4: u64 = 0xef53;
+        const XFS: u64 = 0x5846_5342;
+        const BTRFS: u64 = 0x9123_683e;
+        let kind = rustix::fs::statfs(directory)?.f_type as u64;
+        Ok(if [EXT4, XFS, BTRFS].contains(&kind) { SyncNames::WithFile } else { SyncNames::WithDirectory })
+    }
+}
+
+pub(crate) fn failed(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Failure {
+    let path = path.to_owned();
+    move |source| match source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Failure::Full { step, path },
+        _ => Failure::Files { step, path, source },
+    }
+}
+
+pub(crate) fn write_file(options: &mut OpenOptions, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = options.write(true).mode(0o600).open(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}
+
+/// Whether there was one.
+pub(crate) fn remove_file(path: &Path) -> io::Result<bool> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+pub(crate) fn make_directory(path: &Path) -> io::Result<()> {
+    match fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        other => other,
+    }
+}
+
+pub(crate) fn sync_directory(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}

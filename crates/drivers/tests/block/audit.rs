@@ -1,0 +1,145 @@
+//! The audit finds what does not match, repairs what it can, and never takes data away.
+use std::{fs, path::Path};
+
+use cleat_drivers::block::{self, Outcome};
+use cleat_host::{Access, loopdev, mount};
+
+use crate::rig::{Rig, Volume, writer};
+
+/// What it concerns and whether it was repaired.
+fn audit(rig: &Rig, repair: bool) -> Vec<(String, &'static str)> {
+    let outcome = |outcome: &Outcome| match outcome {
+        Outcome::Would(_) => "would",
+        Outcome::Repaired(_) => "repaired",
+        Outcome::Failed(_) => "failed",
+        Outcome::Unrepairable(_) => "unrepairable",
+    };
+    let findings = block::audit(&rig.pool(), repair).unwrap();
+    findings.iter().map(|found| (found.what.clone(), outcome(&found.outcome))).collect()
+}
+
+#[track_caller]
+fn finds_and_repairs(rig: &Rig, what: &str) {
+    let found = audit(rig, false);
+    assert!(found.len() == 1 && found[0].0.starts_with(what) && found[0].1 == "would", "{found:?}");
+    let repaired = audit(rig, true);
+    assert!(repaired.len() == 1 && repaired[0].1 == "repaired", "{repaired:?}");
+    assert_eq!(audit(rig, false), []);
+}
+
+#[tokio::test]
+async fn a_pool_in_order_has_no_findings() {
+    let rig = Rig::new();
+    let a = rig.driver("a").await;
+    let staging = rig.make("staging");
+    let volume = Volume::create(&a, "pvc-1", writer("ext4")).await.unwrap();
+    assert_eq!(audit(&rig, true), []);
+    volume.up(&a, "a", &staging).await;
+    volume.snapshot(&a, "snap").await.unwrap();
+    assert_eq!(audit(&rig, true), [], "in use");
+    assert!(mount::is_mount_point(Path::new(&staging)).unwrap());
+}
+
+#[tokio::test]
+async fn what_calls_cut_short_leave_is_found_and_repaired() {
+    let rig = Rig::new();
+    let a = rig.driver("a").await;
+    for name in ["v", "empty", "short"] {
+        Volume::create(&a, name, writer("ext4")).await.unwrap();
+    }
+    // A device that a crash left behind.
+    loopdev::attach(&rig.image("v"), Access::ReadWrite).unwrap();
+    finds_and_repairs(&rig, "volume v on /dev/loop");
+    assert_eq!(rig.loop_devices("v"), 0);
+    // One whose image is gone.
+    let orphan = rig.image("orphan");
+    fs::File::create(&orphan).unwrap().set_len(1 << 20).unwrap();
+    loopdev::attach(&orphan, Access::ReadWrite).unwrap();
+    fs::remove_file(&orphan).unwrap();
+    finds_and_repairs(&rig, "volume orphan on /dev/loop");
+
+    fs::File::create(&orphan).unwrap().set_len(1 << 20).unwrap();
+    finds_and_repairs(&rig, "volume orphan");
+    assert!(!orphan.exists());
+    fs::remove_file(rig.image("empty")).unwrap();
+    finds_and_repairs(&rig, "volume empty");
+    assert!(rig.image("empty").exists());
+    fs::OpenOptions::new().write(true).open(rig.image("short")).unwrap().set_len(1 << 20).unwrap();
+    finds_and_repairs(&rig, "volume short");
+
+    fs::rename(rig.record("short"), rig.record("short").with_extension("gone")).unwrap();
+    finds_and_repairs(&rig, "volume short");
+    assert!(!rig.image("short").exists());
+    fs::write(rig.record("unacknowledged"), "").unwrap();
+    finds_and_repairs(&rig, "volume unacknowledged");
+    fs::write(rig.pool().join("volumes/.v.json"), "{").unwrap();
+    finds_and_repairs(&rig, "volume v");
+}
+
+#[tokio::test]
+async fn half_made_copies_are_found_and_repaired() {
+    let rig = Rig::new();
+    let a = rig.driver("a").await;
+    let volume = Volume::create(&a, "v", writer("ext4")).await.unwrap();
+    volume.snapshot(&a, "snap").await.unwrap();
+    crate::rig::ready(&a, "snap").await;
+    let record = rig.pool().join("snapshots/snap.json");
+    let ready = fs::read_to_string(&record).unwrap();
+    assert!(ready.contains(r#""state":"ready""#), "{ready}");
+
+    let modified = fs::metadata(rig.image("v")).unwrap();
+    use std::os::unix::fs::MetadataExt;
+    let copying = format!(r#""state":{{"copying":{{"unchanged":[{},{}]}}}}"#, modified.mtime(), modified.mtime_nsec());
+    fs::write(&record, ready.replace(r#""state":"ready""#, &copying)).unwrap();
+    fs::write(rig.pool().join("snapshots/snap.img"), "half").unwrap();
+    finds_and_repairs(&rig, "snapshot snap");
+    assert_eq!(fs::metadata(rig.pool().join("snapshots/snap.img")).unwrap().len(), 1 << 30, "copied again");
+
+    // The volume has changed since: there is no way back to that moment.
+    fs::write(&record, ready.replace(r#""state":"ready""#, r#""state":{"copying":{"unchanged":[1,1]}}"#)).unwrap();
+    audit(&rig, true);
+    assert_eq!(audit(&rig, true), [("snapshot snap".to_owned(), "unrepairable")]);
+    let error = volume.snapshot(&a, "snap").await.unwrap_err();
+    assert_eq!(error.code(), cleat_csi::Code::DataLoss, "{error}");
+    crate::rig::delete_snapshot(&a, "snap").await.unwrap();
+
+    fs::write(&record, ready.replace(r#""state":"ready""#, r#""state":"cutting""#)).unwrap();
+    finds_and_repairs(&rig, "snapshot snap");
+    assert!(!record.exists());
+    let filling = fs::read_to_string(rig.record("v")).unwrap().replacen('{', r#"{"filling":true,"#, 1);
+    fs::write(rig.record("copy"), filling).unwrap();
+    fs::write(rig.image("copy"), "half").unwrap();
+    finds_and_repairs(&rig, "volume copy");
+    assert!(!rig.image("copy").exists());
+}
+
+#[tokio::test]
+async fn a_file_system_left_frozen_is_thawed() {
+    let rig = Rig::new();
+    let a = rig.driver("a").await;
+    let staging = rig.make("staging");
+    let volume = Volume::create(&a, "v", writer("ext4")).await.unwrap();
+    volume.up(&a, "a", &staging).await;
+    fs::write(rig.pool().join("held/v"), fs::canonicalize(&staging).unwrap().to_str().unwrap()).unwrap();
+    cleat_host::freeze::freeze(Path::new(&staging)).unwrap();
+    finds_and_repairs(&rig, "volume v");
+    fs::write(Path::new(&staging).join("file"), "data").unwrap();
+}
+
+#[tokio::test]
+async fn what_may_be_somebodys_data_is_only_reported() {
+    let rig = Rig::new();
+    let a = rig.driver("a").await;
+    Volume::create(&a, "lost", writer("ext4")).await.unwrap();
+    fs::write(rig.image("stray"), "somebody's letters").unwrap();
+    fs::write(rig.record("broken"), "{").unwrap();
+    let record = fs::read_to_string(rig.record("lost")).unwrap();
+    fs::write(rig.record("lost"), record.replace(r#""contents":"nothing""#, r#""contents":"data""#)).unwrap();
+    fs::remove_file(rig.image("lost")).unwrap();
+    for repair in [false, true] {
+        let found = audit(&rig, repair);
+        let want = ["broken", "lost", "stray"].map(|id| (format!("volume {id}"), "unrepairable"));
+        assert_eq!(found, want, "{repair}");
+    }
+    assert_eq!(fs::read(rig.image("stray")).unwrap(), b"somebody's letters");
+}

@@ -1,0 +1,236 @@
+//! Clones and snapshots, on a pool whose files can share blocks and on one whose files cannot.
+use std::{fs, io::Write, path::Path};
+
+use cleat_csi::{Client, Code, v1, v1::volume_capability::access_mode::Mode};
+
+use crate::rig::{GIB, Rig, Volume, create_request, delete_snapshot, from_snapshot, from_volume, raw, ready, writer};
+
+const XFS_POOL: u64 = 4 << 30;
+
+async fn copy(client: &Client, name: &str, volume: &Volume, source: v1::VolumeContentSource, bytes: i64) -> Volume {
+    let request = v1::CreateVolumeRequest {
+        capacity_range: Some(v1::CapacityRange { required_bytes: bytes, limit_bytes: 0 }),
+        volume_content_source: Some(source.clone()),
+        ..create_request(name, volume.capability.clone())
+    };
+    let made = client.create_volume(request.clone()).await.unwrap().volume.unwrap();
+    assert_eq!(made.content_source, Some(source));
+    assert_eq!(client.create_volume(request).await.unwrap().volume.unwrap(), made, "and again");
+    Volume { id: made.volume_id, capability: volume.capability.clone() }
+}
+
+async fn read(client: &Client, volume: &Volume, at: &str, file: &str) -> Option<String> {
+    volume.up(client, "a", at).await;
+    let text = fs::read_to_string(Path::new(at).join(file)).ok();
+    volume.down(client, "a", at).await;
+    text
+}
+
+/// Everything that can be made of a volume shows what it held at that moment, also while it is in use.
+async fn copies_show_their_moment(rig: Rig, fs_type: &str) {
+    let a = rig.driver("a").await;
+    let (staging, other) = (rig.make("staging"), rig.make("other"));
+    let volume = Volume::create(&a, "origin", writer(fs_type)).await.unwrap();
+    volume.up(&a, "a", &staging).await;
+    let file = Path::new(&staging).join("file");
+    // Not synced: the driver has to see to that.
+    fs::write(&file, "first").unwrap();
+    let snapshot = volume.snapshot(&a, "snap").await.unwrap();
+    assert_eq!((snapshot.source_volume_id.as_str(), snapshot.size_bytes), ("origin", GIB));
+    ready(&a, &snapshot.snapshot_id).await;
+    fs::write(&file, "second").unwrap();
+    let clone = copy(&a, "clone", &volume, from_volume("origin"), 0).await;
+    fs::write(&file, "third").unwrap();
+
+    let restored = copy(&a, "restored", &volume, from_snapshot(&snapshot.snapshot_id), 0).await;
+    let larger = copy(&a, "larger", &volume, from_snapshot(&snapshot.snapshot_id), 2 * GIB).await;
+    // Beside their origin, whose identity they carry.
+    assert_eq!(read(&a, &restored, &other, "file").await.as_deref(), Some("first"));
+    assert_eq!(read(&a, &clone, &other, "file").await.as_deref(), Some("second"));
+    assert_eq!(fs::read_to_string(&file).unwrap(), "third", "the origin goes on");
+
+    larger.up(&a, "a", &other).await;
+    assert_eq!(fs::read_to_string(Path::new(&other).join("file")).unwrap(), "first");
+    let total = cleat_host::filesystem::statfs(Path::new(&other)).unwrap().total_bytes;
+    assert!(total > 3 * (1 << 29), "the file system fills the larger volume: {total}");
+    larger.down(&a, "a", &other).await;
+
+    volume.down(&a, "a", &staging).await;
+    volume.delete(&a).await.unwrap();
+    assert_eq!(read(&a, &clone, &other, "file").await.as_deref(), Some("second"), "copies outlive their origin");
+    for volume in [clone, restored, larger] {
+        volume.delete(&a).await.unwrap();
+    }
+    for _ in 0..2 {
+        delete_snapshot(&a, &snapshot.snapshot_id).await.unwrap();
+    }
+    rig.assert_nothing_left("origin");
+}
+
+#[tokio::test]
+async fn copies_of_ext4_by_copying_show_their_moment() {
+    copies_show_their_moment(Rig::new(), "ext4").await;
+}
+
+#[tokio::test]
+async fn copies_of_xfs_by_copying_show_their_moment() {
+    copies_show_their_moment(Rig::new(), "xfs").await;
+}
+
+#[tokio::test]
+async fn copies_of_ext4_by_sharing_show_their_moment() {
+    copies_show_their_moment(Rig::on_xfs(XFS_POOL), "ext4").await;
+}
+
+#[tokio::test]
+async fn copies_of_xfs_by_sharing_show_their_moment() {
+    copies_show_their_moment(Rig::on_xfs(XFS_POOL), "xfs").await;
+}
+
+#[tokio::test]
+async fn a_shared_copy_takes_no_room_and_no_time() {
+    let rig = Rig::on_xfs(XFS_POOL);
+    let a = rig.driver("a").await;
+    let volume = Volume::create(&a, "origin", raw(Mode::SingleNodeWriter)).await.unwrap();
+    let mut image = fs::OpenOptions::new().write(true).open(rig.image("origin")).unwrap();
+    image.write_all(&vec![7; 256 << 20]).unwrap();
+    image.sync_all().unwrap();
+    let available = |rig: &Rig| cleat_host::filesystem::statfs(&rig.pool()).unwrap().available_bytes;
+    let before = available(&rig);
+    let snapshot = volume.snapshot(&a, "snap").await.unwrap();
+    assert!(snapshot.ready_to_use, "there is nothing to wait for");
+    let clone = copy(&a, "clone", &volume, from_snapshot("snap"), 0).await;
+    assert!(before - available(&rig) < 32 << 20);
+    assert_eq!(rig.bytes("clone", 200 << 20, 4096), [7; 4096]);
+    for volume in [volume, clone] {
+        volume.delete(&a).await.unwrap();
+    }
+    delete_snapshot(&a, "snap").await.unwrap();
+    rig.assert_nothing_left("origin");
+}
+
+#[tokio::test]
+async fn a_copied_snapshot_is_not_ready_until_its_copy_is_complete() {
+    let rig = Rig::new();
+    let a = rig.driver("a").await;
+    let request = v1::CreateVolumeRequest {
+        capacity_range: Some(v1::CapacityRange { required_bytes: 3 * GIB, limit_bytes: 0 }),
+        ..create_request("origin", raw(Mode::SingleNodeWriter))
+    };
+    a.create_volume(request).await.unwrap();
+    let volume = Volume { id: "origin".to_owned(), capability: raw(Mode::SingleNodeWriter) };
+    let mut image = fs::OpenOptions::new().write(true).open(rig.image("origin")).unwrap();
+    for _ in 0..24 {
+        image.write_all(&vec![7; 64 << 20]).unwrap();
+    }
+    drop(image);
+    let snapshot = volume.snapshot(&a, "snap").await.unwrap();
+    assert!(!snapshot.ready_to_use, "a copy of 1.5 GiB is not done at once");
+    let again = volume.snapshot(&a, "snap").await.unwrap();
+    assert_eq!(again.creation_time, snapshot.creation_time, "the same moment");
+    let early = v1::CreateVolumeRequest {
+        volume_content_source: Some(from_snapshot("snap")),
+        ..create_request("early", raw(Mode::SingleNodeWriter))
+    };
+    if !again.ready_to_use {
+        let error = a.create_volume(early).await.err();
+        assert!(error.is_none_or(|error| error.code() == Code::Unavailable));
+    }
+    let done = ready(&a, "snap").await;
+    assert_eq!(done.creation_time, snapshot.creation_time);
+    let copied = fs::read(rig.pool().join("snapshots/snap.img")).unwrap();
+    assert!(copied[..1536 << 20].iter().all(|byte| *byte == 7) && copied.len() == 3 << 30);
+}
+
+#[tokio::test]
+async fn a_raw_device_in_use_is_copied_only_where_blocks_are_shared() {
+    for (rig, want) in [(Rig::new(), Some(Code::FailedPrecondition)), (Rig::on_xfs(XFS_POOL), None)] {
+        let a = rig.driver("a").await;
+        let (staging, target) = (rig.make("staging"), rig.target("device"));
+        let volume = Volume::create(&a, "origin", raw(Mode::SingleNodeWriter)).await.unwrap();
+        volume.up(&a, "a", &staging).await;
+        volume.publish(&a, &staging, &target).await.unwrap();
+        let mut device = fs::OpenOptions::new().write(true).open(&target).unwrap();
+        device.write_all(&[9; 8192]).unwrap();
+        let taken = volume.snapshot(&a, "snap").await;
+        assert_eq!(taken.as_ref().err().map(|error| error.code()), want);
+        drop(device);
+        if want.is_none() {
+            copy(&a, "clone", &volume, from_snapshot("snap"), 0).await;
+            assert_eq!(rig.bytes("clone", 0, 8192), [9; 8192], "flushed before it was cut");
+        }
+    }
+}
+
+async fn snapshots(client: &Client, request: v1::ListSnapshotsRequest) -> (Vec<String>, String) {
+    let response = client.list_snapshots(request).await.unwrap();
+    let ids = response.entries.into_iter().map(|entry| entry.snapshot.unwrap().snapshot_id).collect();
+    (ids, response.next_token)
+}
+
+#[tokio::test]
+async fn snapshots_are_found_by_id_by_volume_and_page_by_page() {
+    let rig = Rig::new();
+    let a = rig.driver("a").await;
+    let one = Volume::create(&a, "one", writer("ext4")).await.unwrap();
+    let two = Volume::create(&a, "two", writer("ext4")).await.unwrap();
+    for (volume, name) in [(&one, "s1"), (&one, "s2"), (&two, "s3")] {
+        for _ in 0..2 {
+            assert_eq!(volume.snapshot(&a, name).await.unwrap().snapshot_id, name);
+        }
+    }
+    let error = two.snapshot(&a, "s1").await.unwrap_err();
+    assert_eq!(error.code(), Code::AlreadyExists, "{error}");
+    let missing = Volume { id: "missing".to_owned(), capability: writer("") };
+    assert_eq!(missing.snapshot(&a, "s4").await.unwrap_err().code(), Code::NotFound);
+
+    let request = v1::ListSnapshotsRequest::default();
+    assert_eq!(snapshots(&a, request.clone()).await.0, ["s1", "s2", "s3"]);
+    let (ids, token) = snapshots(&a, v1::ListSnapshotsRequest { max_entries: 2, ..request.clone() }).await;
+    assert_eq!(ids, ["s1", "s2"]);
+    let next = v1::ListSnapshotsRequest { max_entries: 2, starting_token: token, ..request.clone() };
+    assert_eq!(snapshots(&a, next).await, (vec!["s3".to_owned()], String::new()));
+    let of_one = v1::ListSnapshotsRequest { source_volume_id: "one".to_owned(), max_entries: 1, ..request.clone() };
+    let (ids, token) = snapshots(&a, of_one.clone()).await;
+    assert_eq!(ids, ["s1"]);
+    let next = v1::ListSnapshotsRequest { starting_token: token, ..of_one };
+    assert_eq!(snapshots(&a, next).await, (vec!["s2".to_owned()], String::new()));
+    let by_id = |id: &str| v1::ListSnapshotsRequest { snapshot_id: id.to_owned(), ..Default::default() };
+    assert_eq!(snapshots(&a, by_id("s2")).await.0, ["s2"]);
+    assert!(snapshots(&a, by_id("../volumes/one")).await.0.is_empty());
+    let missing = v1::GetSnapshotRequest { snapshot_id: "s9".to_owned(), ..Default::default() };
+    assert_eq!(a.get_snapshot(missing).await.unwrap_err().code(), Code::NotFound);
+    delete_snapshot(&a, "../volumes/one").await.unwrap();
+    assert!(rig.image("one").exists());
+}
+
+#[tokio::test]
+async fn a_source_that_does_not_fit_is_refused() {
+    let rig = Rig::new();
+    let a = rig.driver("a").await;
+    let volume = Volume::create(&a, "origin", writer("ext4")).await.unwrap();
+    volume.snapshot(&a, "snap").await.unwrap();
+    ready(&a, "snap").await;
+    let request = |name: &str, source, fs_type: &str, limit_bytes| v1::CreateVolumeRequest {
+        volume_content_source: Some(source),
+        capacity_range: Some(v1::CapacityRange { required_bytes: 0, limit_bytes }),
+        ..create_request(name, writer(fs_type))
+    };
+    for (case, request, want) in [
+        ("no such snapshot", request("x", from_snapshot("none"), "ext4", 0), Code::NotFound),
+        ("no such volume", request("x", from_volume("none"), "ext4", 0), Code::NotFound),
+        ("a volume's id for a snapshot", request("x", from_snapshot("origin"), "ext4", 0), Code::NotFound),
+        ("another file system", request("x", from_snapshot("snap"), "xfs", 0), Code::InvalidArgument),
+        ("smaller than its source", request("x", from_snapshot("snap"), "ext4", GIB / 2), Code::OutOfRange),
+        ("a path", request("x", from_volume("../locks"), "ext4", 0), Code::NotFound),
+    ] {
+        assert_eq!(a.create_volume(request).await.unwrap_err().code(), want, "{case}");
+        assert!(!rig.image("x").exists() && !rig.record("x").exists(), "{case}");
+    }
+    a.create_volume(request("made", from_snapshot("snap"), "", 0)).await.unwrap();
+    let other = a.create_volume(request("made", from_volume("origin"), "", 0)).await.unwrap_err();
+    assert_eq!(other.code(), Code::AlreadyExists, "of another source: {other}");
+    // A volume that is complete answers for itself, also when its source is gone.
+    delete_snapshot(&a, "snap").await.unwrap();
+    a.create_volume(request("made", from_snapshot("snap"), "", 0)).await.unwrap();
+}

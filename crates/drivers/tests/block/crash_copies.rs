@@ -1,0 +1,165 @@
+//! The driver killed between the steps of copying, expanding and grouping: the repeated call completes or cleans up, no
+//! file system stays frozen, and nothing is left behind.
+use std::{fs, path::Path, time::Duration};
+
+use cleat_csi::{CallError, Client, Code, v1};
+use cleat_drivers::block;
+
+use crate::{
+    crash::start,
+    rig::{GIB, Rig, Volume, create_request, delete_snapshot, from_snapshot, from_volume, try_ready, writer},
+};
+
+async fn copy(client: &Client, name: &str, source: v1::VolumeContentSource) -> Result<Volume, CallError> {
+    let request =
+        v1::CreateVolumeRequest { volume_content_source: Some(source), ..create_request(name, writer("xfs")) };
+    client.create_volume(request).await?;
+    Ok(Volume { id: name.to_owned(), capability: writer("xfs") })
+}
+
+async fn group(client: &Client) -> Result<(), CallError> {
+    let request = v1::CreateVolumeGroupSnapshotRequest {
+        name: "group".to_owned(),
+        source_volume_ids: vec!["origin".to_owned(), "clone".to_owned()],
+        ..Default::default()
+    };
+    client.create_volume_group_snapshot(request).await.map(drop)
+}
+
+async fn delete_group(client: &Client) -> Result<(), CallError> {
+    let request = v1::DeleteVolumeGroupSnapshotRequest { group_snapshot_id: "group".to_owned(), ..Default::default() };
+    client.delete_volume_group_snapshot(request).await.map(drop)
+}
+
+/// All that copies and grows, while the origin is in use; every step may find that it was done before. A snapshot whose
+/// copy died after its caller may have heard of it is allowed to be lost, if it says so.
+async fn live(rig: &Rig, client: &Client, again: bool) -> Result<(), CallError> {
+    let (staging, other) = (rig.make("staging"), rig.make("other"));
+    let origin = Volume::create(client, "origin", writer("xfs")).await?;
+    origin.attach(client, "a").await?;
+    origin.stage(client, &staging).await?;
+    fs::write(Path::new(&staging).join("file"), "data").unwrap();
+    match origin.snapshot(client, "snap").await {
+        Err(error) if again && error.code() == Code::DataLoss => {
+            delete_snapshot(client, "snap").await?;
+            origin.snapshot(client, "snap").await?;
+        }
+        other => drop(other?),
+    }
+    try_ready(client, "snap").await?;
+    let clone = copy(client, "clone", from_volume("origin")).await?;
+    let restored = copy(client, "restored", from_snapshot("snap")).await?;
+    group(client).await?;
+    origin.expand(client, 2 * GIB).await?;
+    origin.node_expand(client, &staging, 2 * GIB).await?;
+    for volume in [&clone, &restored] {
+        volume.attach(client, "a").await?;
+        volume.stage(client, &other).await?;
+        assert_eq!(fs::read(Path::new(&other).join("file")).unwrap(), b"data");
+        volume.unstage(client, &other).await?;
+        volume.detach(client, "a").await?;
+    }
+    assert!(cleat_host::filesystem::statfs(Path::new(&staging)).unwrap().total_bytes as i64 > 3 * GIB / 2);
+    die(rig, client).await
+}
+
+async fn die(rig: &Rig, client: &Client) -> Result<(), CallError> {
+    let (staging, other) = (rig.make("staging"), rig.make("other"));
+    delete_group(client).await?;
+    delete_snapshot(client, "snap").await?;
+    for (name, at) in [("clone", &other), ("restored", &other), ("origin", &staging)] {
+        let volume = Volume { id: name.to_owned(), capability: writer("xfs") };
+        volume.unstage(client, at).await?;
+        volume.detach(client, "a").await?;
+        volume.delete(client).await?;
+    }
+    Ok(())
+}
+
+/// Those of both sorts of pool, and those of only one.
+const BOTH: [&str; 14] = [
+    "driver:snapshot-recorded",
+    "driver:snapshot-copied",
+    "driver:filled",
+    "driver:group-recorded",
+    "driver:frozen",
+    "driver:group-copied",
+    "driver:expansion-recorded",
+    "driver:image-expanded",
+    "driver:device-grown",
+    "driver:grown",
+    "driver:group-member-deleted",
+    "driver:group-deleting",
+    "driver:snapshot-deleting",
+    "driver:snapshot-image-removed",
+];
+const COPYING: [&str; 1] = ["driver:snapshot-copying"];
+
+async fn kill_at(point: &str, rig: Rig, give_up: bool) {
+    let (mut child, client) = start(&rig, point).await;
+    let error = live(&rig, &client, false).await.expect_err(point);
+    assert_eq!(error.code(), Code::Unavailable, "{point}: {error}");
+    child.0.wait().unwrap();
+    let (_child, client) = start(&rig, "").await;
+    if !give_up {
+        let again = tokio::time::timeout(Duration::from_secs(120), live(&rig, &client, true)).await;
+        again.unwrap_or_else(|_| panic!("{point}: hangs")).unwrap_or_else(|error| panic!("{point}: {error}"));
+    } else {
+        die(&rig, &client).await.unwrap_or_else(|error| panic!("{point}: {error}"));
+    }
+    for name in ["clone", "restored", "origin"] {
+        rig.assert_nothing_left(name);
+    }
+}
+
+#[tokio::test]
+async fn repeated_calls_complete_after_a_kill_at_any_point_of_a_copying_pool() {
+    for point in BOTH.iter().chain(&COPYING) {
+        kill_at(point, Rig::new(), false).await;
+    }
+}
+
+#[tokio::test]
+async fn repeated_calls_complete_after_a_kill_at_any_point_of_a_sharing_pool() {
+    for point in BOTH {
+        kill_at(point, Rig::on_xfs(4 << 30), false).await;
+    }
+}
+
+#[tokio::test]
+async fn what_is_given_up_after_a_kill_at_any_point_leaves_nothing() {
+    for point in BOTH.iter().chain(&COPYING) {
+        kill_at(point, Rig::new(), true).await;
+    }
+}
+
+#[tokio::test]
+async fn what_is_never_asked_for_again_is_repaired_by_the_audit() {
+    for point in BOTH.iter().chain(&COPYING) {
+        let rig = Rig::new();
+        let (mut child, client) = start(&rig, point).await;
+        live(&rig, &client, false).await.expect_err(point);
+        child.0.wait().unwrap();
+        block::audit(&rig.pool(), true).unwrap();
+        let left = block::audit(&rig.pool(), false).unwrap();
+        let hopeless = |finding: &block::Finding| matches!(finding.outcome, block::Outcome::Unrepairable(_));
+        assert!(left.iter().all(hopeless), "{point}: {left:?}");
+        // Whatever was in use still works.
+        let file = rig.path("staging").join("after");
+        tokio::time::timeout(Duration::from_secs(30), tokio::fs::write(file, "x")).await.expect(point).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_frozen_file_system_is_thawed_when_the_driver_starts_again() {
+    let rig = Rig::new();
+    let staging = rig.make("staging");
+    let (mut child, client) = start(&rig, "driver:frozen").await;
+    let origin = Volume::create(&client, "origin", writer("ext4")).await.unwrap();
+    origin.up(&client, "a", &staging).await;
+    origin.snapshot(&client, "snap").await.unwrap_err();
+    child.0.wait().unwrap();
+    let (_child, _client) = start(&rig, "").await;
+    let file = Path::new(&staging).join("file");
+    tokio::time::timeout(Duration::from_secs(30), tokio::fs::write(file, "x")).await.unwrap().unwrap();
+}
