@@ -17,7 +17,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource as _;
 use tracing::{debug, info};
 
-use super::decide::{ClaimDecision, ClaimSeen, Plan, VolumeDecision, recorded_class};
+use super::decide::{ClaimDecision, ClaimSeen, HoldDecision, Plan, VolumeDecision, Wait, recorded_class};
 use super::{Pending, Provisioner};
 use crate::Failure;
 
@@ -34,7 +34,16 @@ impl Provisioner {
             }
             ClaimDecision::Wait(why) => {
                 debug!(?why, "claim waits");
+                if why == Wait::ForPopulator {
+                    let message = "Assuming an external populator will provision the volume";
+                    self.recorder.normal(seen.claim.as_ref(), "Provisioning", message);
+                }
                 Ok(Outcome::Done)
+            }
+            ClaimDecision::TryLater(why) => {
+                let message = format!("failed to provision volume: {why}");
+                self.recorder.warning(seen.claim.as_ref(), "ProvisioningFailed", message);
+                Err(Failure::Refused(why))
             }
             ClaimDecision::Refuse(why) => {
                 self.recorder.warning(
@@ -57,6 +66,9 @@ impl Provisioner {
             "Provisioning",
             format!("External provisioner is provisioning volume for claim \"{key}\""),
         );
+        if let Some(source) = plan.cloned.as_ref().and_then(|key| self.observed.claims.get(key)) {
+            self.hold(&source).await?;
+        }
         self.uncertain.lock().insert(uid.to_owned(), Pending { claim: claim.clone(), plan: plan.clone() });
         let volume = match self.create(plan).await {
             Ok(volume) => volume,
@@ -91,7 +103,33 @@ impl Provisioner {
         Ok(Outcome::Done)
     }
 
-    /// A volume smaller than asked for is given back, and counts as a call that must be repeated.
+    /// The source stays until it is copied.
+    async fn hold(&self, source: &PersistentVolumeClaim) -> Result<(), WriteError> {
+        if source.metadata.has_finalizer(finalizer::CLONING) {
+            return Ok(());
+        }
+        let finalizers = source.metadata.finalizers_with(finalizer::CLONING);
+        let held = write::set_finalizers(&self.context.client, source, &finalizers).await?;
+        self.observed.claims.observe_write(held);
+        Ok(())
+    }
+
+    pub(super) async fn settle_hold(
+        &self,
+        source: &PersistentVolumeClaim,
+        decision: HoldDecision,
+    ) -> Result<(), WriteError> {
+        match decision {
+            HoldDecision::Nothing | HoldDecision::Keep => Ok(()),
+            HoldDecision::LetGo => {
+                let finalizers = source.metadata.finalizers_without(finalizer::CLONING);
+                let freed = write::set_finalizers(&self.context.client, source, &finalizers).await;
+                freed.map(drop).or_else(WriteError::absent_is_fine)
+            }
+        }
+    }
+
+    /// A volume smaller than asked for, or empty where a copy was, is given back, and counts as a call to repeat.
     async fn create(&self, plan: &Plan) -> Result<Volume, CallError> {
         let reply = self.driver.client.create_volume(plan.request.clone()).await?;
         let wrong = |message: String| CallError { method: "CreateVolume", code: cleat_csi::Code::Aborted, message };
@@ -104,6 +142,10 @@ impl Provisioner {
             self.delete(&volume.volume_id).await?;
             let got = volume.capacity_bytes;
             return Err(wrong(format!("created volume capacity {got} less than requested capacity {wanted}")));
+        }
+        if plan.request.volume_content_source.is_some() && volume.content_source.is_none() {
+            self.delete(&volume.volume_id).await?;
+            return Err(wrong("volume content source missing".to_owned()));
         }
         Ok(volume)
     }

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use cleat_api::access::{self, SingleNodeModes};
 use cleat_api::claim::{self, BLOCK, claim_class, volume_phase, waits_for_consumer};
-use cleat_api::key::Meta as _;
+use cleat_api::key::{Key, Meta as _};
 use cleat_api::keys::{CSI_PARAMETER_PREFIX, annotation, finalizer};
 use cleat_api::names;
 use cleat_csi::v1::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
-use cleat_csi::v1::{CapacityRange, CreateVolumeRequest, VolumeCapability};
+use cleat_csi::v1::volume_content_source as content;
+use cleat_csi::v1::{CapacityRange, CreateVolumeRequest, VolumeCapability, VolumeContentSource};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 
@@ -21,9 +22,27 @@ pub struct ClaimSeen {
     pub volume_exists: bool,
     /// An earlier call whose outcome is not known.
     pub pending: Option<Plan>,
+    pub source: Source,
     pub driver: String,
     pub creates_volumes: bool,
+    pub clones_volumes: bool,
     pub tells_writers_apart: bool,
+}
+
+/// What the volume is to be filled with.
+#[derive(Clone, Debug, Default)]
+pub enum Source {
+    #[default]
+    Nothing,
+    /// Another claim's volume, as far as they exist.
+    Claim {
+        name: String,
+        claim: Option<Arc<PersistentVolumeClaim>>,
+        volume: Option<Arc<PersistentVolume>>,
+    },
+    Snapshot,
+    /// A kind that somebody else makes volumes from.
+    Other,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -33,6 +52,8 @@ pub enum ClaimDecision {
     Wait(Wait),
     /// The claim or its class asks for something that cannot be had; trying again helps only when they change.
     Refuse(String),
+    /// Something it needs is not there yet, or not in order; tried again with backoff.
+    TryLater(String),
     Provision(Box<Plan>),
 }
 
@@ -40,6 +61,8 @@ pub enum ClaimDecision {
 pub enum Wait {
     ClassMissing,
     ForFirstConsumer,
+    /// An external populator makes and fills the volume.
+    ForPopulator,
 }
 
 /// Everything that the volume's record needs beyond the driver's answer.
@@ -50,6 +73,8 @@ pub struct Plan {
     pub reclaim_policy: String,
     pub mount_options: Option<Vec<String>>,
     pub provisioner: String,
+    /// The claim that must stay while its volume is copied.
+    pub cloned: Option<Key>,
 }
 
 pub fn claim(seen: &ClaimSeen) -> ClaimDecision {
@@ -70,10 +95,77 @@ pub fn claim(seen: &ClaimSeen) -> ClaimDecision {
     if waits_for_consumer(class) && meta.annotation(annotation::SELECTED_NODE).is_none() {
         return ClaimDecision::Wait(Wait::ForFirstConsumer);
     }
-    match plan(seen, class) {
-        Ok(plan) => ClaimDecision::Provision(Box::new(plan)),
-        Err(why) => ClaimDecision::Refuse(why),
+    let mut plan = match plan(seen, class) {
+        Ok(plan) => plan,
+        Err(why) => return ClaimDecision::Refuse(why),
+    };
+    match &seen.source {
+        Source::Nothing => {}
+        Source::Other => return ClaimDecision::Wait(Wait::ForPopulator),
+        Source::Snapshot => return ClaimDecision::Refuse("restoring from snapshots is not supported".to_owned()),
+        Source::Claim { .. } if !seen.clones_volumes => {
+            return ClaimDecision::Refuse(format!("driver {:?} does not clone volumes", seen.driver));
+        }
+        Source::Claim { name, claim, volume } => match origin(seen, name, claim.as_deref(), volume.as_deref()) {
+            Ok(handle) => {
+                plan.cloned = claim.as_ref().map(|c| Key::of(&c.metadata));
+                plan.request.volume_content_source = Some(VolumeContentSource {
+                    r#type: Some(content::Type::Volume(content::VolumeSource { volume_id: handle })),
+                });
+            }
+            Err(why) => return ClaimDecision::TryLater(why),
+        },
     }
+    ClaimDecision::Provision(Box::new(plan))
+}
+
+/// The handle of the volume to clone, if it can be cloned for this claim now.
+fn origin(
+    seen: &ClaimSeen,
+    name: &str,
+    source: Option<&PersistentVolumeClaim>,
+    volume: Option<&PersistentVolume>,
+) -> Result<String, String> {
+    let source = source.ok_or_else(|| format!("claim in dataSource not found: {name:?}"))?;
+    if claim::claim_phase(source) != "Bound" {
+        return Err(format!("the PVC DataSource {name} must be bound to clone it"));
+    }
+    if source.metadata.is_deleting() {
+        return Err(format!("the PVC DataSource {name} is currently being deleted"));
+    }
+    if claim_class(source).is_none() {
+        return Err(format!("the source PVC {name} has no storage class"));
+    }
+    if claim::requested(&seen.claim) < claim::requested(source) {
+        return Err(format!("new PVC request must be greater than or equal in size to the source PVC {name}"));
+    }
+    if claim::claim_mode(&seen.claim) != claim::claim_mode(source) {
+        return Err(format!("the source PVC {name} has another volume mode"));
+    }
+    let volume = volume.ok_or_else(|| format!("the volume of the source PVC {name} is not found"))?;
+    let csi = volume.spec.as_ref().and_then(|s| s.csi.as_ref()).filter(|csi| csi.driver == seen.driver);
+    let csi = csi.ok_or_else(|| format!("the source PVC {name} is not a volume of driver {:?}", seen.driver))?;
+    if !claim::is_bound_pair(volume, source) || volume_phase(volume) != "Bound" {
+        return Err(format!("the volume of the source PVC {name} is not bound to it"));
+    }
+    Ok(csi.volume_handle.clone())
+}
+
+/// What becomes of our hold on a claim that others are cloned from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HoldDecision {
+    Nothing,
+    Keep,
+    LetGo,
+}
+
+/// `clones` are the claims of its namespace that name it as their source.
+pub fn hold(source: &PersistentVolumeClaim, clones: &[Arc<PersistentVolumeClaim>]) -> HoldDecision {
+    if !source.metadata.is_deleting() || !source.metadata.has_finalizer(finalizer::CLONING) {
+        return HoldDecision::Nothing;
+    }
+    let unfinished = clones.iter().any(|c| claim::claim_phase(c) == "Pending");
+    if unfinished { HoldDecision::Keep } else { HoldDecision::LetGo }
 }
 
 fn plan(seen: &ClaimSeen, class: &StorageClass) -> Result<Plan, String> {
@@ -83,9 +175,6 @@ fn plan(seen: &ClaimSeen, class: &StorageClass) -> Result<Plan, String> {
     }
     if spec.selector.is_some() {
         return Err("claim Selector is not supported".to_owned());
-    }
-    if spec.data_source.is_some() || spec.data_source_ref.is_some() {
-        return Err("claim data sources are not supported".to_owned());
     }
     let requested = claim::requested(&seen.claim).ok_or("claim requests no storage")?;
     let (fs_type, parameters) = parameters(class)?;
@@ -122,6 +211,7 @@ fn plan(seen: &ClaimSeen, class: &StorageClass) -> Result<Plan, String> {
         reclaim_policy: class.reclaim_policy.clone().unwrap_or_else(|| "Delete".to_owned()),
         mount_options,
         provisioner: class.provisioner.clone(),
+        cloned: None,
     })
 }
 
@@ -217,8 +307,10 @@ mod tests {
             class: class.map(Arc::new),
             volume_exists: false,
             pending: None,
+            source: Source::Nothing,
             driver: DRIVER.to_owned(),
             creates_volumes: true,
+            clones_volumes: true,
             tells_writers_apart: false,
         }
     }
@@ -283,6 +375,73 @@ mod tests {
             ),
         ] {
             assert_eq!(claim(&seen), want, "{case}");
+        }
+    }
+
+    #[test]
+    fn a_clone_is_made_from_a_bound_volume_of_the_same_driver() {
+        let pair = || build::bound(build::claim("ns", "src", Some("fast"), "5Gi"), build::volume("v", "fast", "5Gi"));
+        let from = |claim: Option<PersistentVolumeClaim>, volume: Option<PersistentVolume>| {
+            let source =
+                Source::Claim { name: "src".to_owned(), claim: claim.map(Arc::new), volume: volume.map(Arc::new) };
+            ClaimSeen { source, ..seen(asked("fast"), fast()) }
+        };
+        let (source, volume) = pair();
+        let ClaimDecision::Provision(plan) = claim(&from(Some(source.clone()), Some(volume.clone()))) else {
+            panic!("refused")
+        };
+        let origin = plan.request.volume_content_source.unwrap().r#type.unwrap();
+        assert!(matches!(origin, content::Type::Volume(v) if v.volume_id == "handle-v"));
+        assert_eq!(plan.cloned, Some(Key::namespaced("ns", "src")));
+
+        let change = |edit: fn(&mut PersistentVolumeClaim, &mut PersistentVolume)| {
+            let (mut source, mut volume) = pair();
+            edit(&mut source, &mut volume);
+            from(Some(source), Some(volume))
+        };
+        for (case, seen) in [
+            ("no such claim", from(None, None)),
+            ("not bound", change(|c, _| c.status.as_mut().unwrap().phase = Some("Pending".to_owned()))),
+            ("being deleted", change(|c, _| c.metadata.deletion_timestamp = Some(build::time(1)))),
+            (
+                "larger than the clone",
+                change(|c, _| {
+                    *c = build::bound(build::claim("ns", "src", Some("fast"), "9Gi"), build::volume("v", "fast", "9Gi"))
+                        .0
+                }),
+            ),
+            (
+                "another driver's",
+                change(|_, v| v.spec.as_mut().unwrap().csi.as_mut().unwrap().driver = "other".to_owned()),
+            ),
+            ("its volume is gone", from(Some(source.clone()), None)),
+        ] {
+            assert!(matches!(claim(&seen), ClaimDecision::TryLater(_)), "{case}: {:?}", claim(&seen));
+        }
+        let cannot = ClaimSeen { clones_volumes: false, ..from(Some(source), Some(volume)) };
+        assert!(matches!(claim(&cannot), ClaimDecision::Refuse(_)), "the driver cannot");
+        let other = ClaimSeen { source: Source::Other, ..seen(asked("fast"), fast()) };
+        assert_eq!(claim(&other), ClaimDecision::Wait(Wait::ForPopulator));
+    }
+
+    #[test]
+    fn a_source_is_held_while_a_clone_of_it_is_pending() {
+        let held = |deleting: bool, held: bool| {
+            let mut c = build::claim("ns", "src", None, "1Gi");
+            c.metadata.deletion_timestamp = deleting.then(|| build::time(1));
+            c.metadata.finalizers = held.then(|| vec![finalizer::CLONING.to_owned()]);
+            c
+        };
+        let pending = Arc::new(build::claim("ns", "clone", None, "1Gi"));
+        let (bound, _) = build::bound(build::claim("ns", "clone", None, "1Gi"), build::volume("v", "", "1Gi"));
+        for (case, source, clones, want) in [
+            ("living", held(false, true), vec![pending.clone()], HoldDecision::Nothing),
+            ("not held", held(true, false), vec![pending.clone()], HoldDecision::Nothing),
+            ("a clone is under way", held(true, true), vec![pending], HoldDecision::Keep),
+            ("the clone is done", held(true, true), vec![Arc::new(bound)], HoldDecision::LetGo),
+            ("nobody clones it", held(true, true), vec![], HoldDecision::LetGo),
+        ] {
+            assert_eq!(hold(&source, &clones), want, "{case}");
         }
     }
 

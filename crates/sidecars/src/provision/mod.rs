@@ -79,8 +79,15 @@ pub async fn run(context: Context, driver: Driver, stop: CancellationToken) {
 }
 
 fn wake(observed: &observe::Observed, claims: &Queue<ClaimId>, volumes: &Queue<String>) {
-    let q = claims.clone();
-    observed.claims.subscribe(move |change| q.add(ClaimId::of(change.object())));
+    let (q, seen) = (claims.clone(), observed.clone());
+    observed.claims.subscribe(move |change| {
+        let claim = change.object();
+        q.add(ClaimId::of(claim));
+        // The claim it is cloned from may be waiting for it, and its clones for it.
+        let key = Key::of(&claim.metadata);
+        seen.clones_of(&key).iter().for_each(|clone| q.add(ClaimId::of(clone)));
+        seen.source_of(claim).iter().for_each(|source| q.add(ClaimId::of(source)));
+    });
     let (q, seen) = (claims.clone(), observed.clone());
     observed.classes.subscribe(move |_| {
         let unserved = seen.claims.all().into_iter().filter(|c| cleat_api::claim::volume_name(c).is_none());
@@ -112,6 +119,8 @@ impl ClaimId {
 impl Provisioner {
     async fn reconcile_claim(self, id: ClaimId) -> Result<Outcome, Failure> {
         let Some(seen) = self.claim(&id) else { return Ok(Outcome::Done) };
+        let hold = decide::hold(&seen.claim, &self.observed.clones_of(&id.key));
+        self.settle_hold(&seen.claim, hold).await?;
         let decision = decide::claim(&seen);
         self.settle_claim(&seen, decision).await
     }
