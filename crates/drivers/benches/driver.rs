@@ -5,7 +5,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::Write,
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -237,7 +237,7 @@ fn bare(directory: &Path) -> Bare {
     Bare { create, record: rewritten, up, down, delete }
 }
 
-fn up(image: &PathBuf, stage: &Path, target: &Path) {
+fn up(image: &Path, stage: &Path, target: &Path) {
     let device = loopdev::attach(image, Access::ReadWrite).unwrap();
     filesystem::mkfs(&device.path, Format::Ext4, &[], Over::Blank).unwrap();
     mount::mount_fs(&device.path, stage, "ext4", &Options::default()).unwrap();
