@@ -26,6 +26,7 @@ pub mod annotation {
 pub mod finalizer {
     pub const PVC_PROTECTION: &str = "kubernetes.io/pvc-protection";
     pub const PV_PROTECTION: &str = "kubernetes.io/pv-protection";
+    pub const VAC_PROTECTION: &str = "kubernetes.io/vac-protection";
     /// On a claim that others are cloned from.
     pub const CLONING: &str = "provisioner.storage.kubernetes.io/cloning-protection";
     pub const PROVISIONER: &str = "external-provisioner.volume.kubernetes.io/finalizer";

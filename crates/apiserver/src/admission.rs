@@ -12,6 +12,7 @@ use crate::error::{ApiError, Cause};
 use crate::kind::{Kind, Object, typed, typed_mut};
 
 const NAMESPACES: &str = "/registry/namespaces/";
+const ACCOUNTS: &str = "/registry/serviceaccounts/";
 const STORAGE_CLASSES: &str = "/registry/storageclasses/";
 /// Namespaces that a cluster cannot be without.
 const IMMORTAL: [&str; 3] = ["default", "kube-system", "kube-public"];
@@ -27,7 +28,11 @@ pub(crate) async fn create(api: &Api, kind: &dyn Kind, object: &mut dyn Object) 
             protect(object, finalizer::PVC_PROTECTION);
         }
         ("", "persistentvolumes") => protect(object, finalizer::PV_PROTECTION),
-        ("", "pods") => complete_pod(typed_mut(object)),
+        ("storage.k8s.io", "volumeattributesclasses") => protect(object, finalizer::VAC_PROTECTION),
+        ("", "pods") => {
+            complete_pod(typed_mut(object));
+            check_account(api, kind, typed(object)).await?;
+        }
         _ => {}
     }
     Ok(())
@@ -100,6 +105,18 @@ fn complete_pod(pod: &mut Pod) {
     spec.priority.get_or_insert(0);
     spec.preemption_policy.get_or_insert_with(|| "PreemptLowerPriority".into());
     tolerate_failing_nodes(spec);
+}
+
+/// The account must be there, except `default`, which comes with the namespace and may be a moment late.
+async fn check_account(api: &Api, kind: &dyn Kind, pod: &Pod) -> Result<(), ApiError> {
+    let account = pod.spec.as_ref().and_then(|s| s.service_account_name.as_deref()).unwrap_or_default();
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    if account == "default" || api.store.get(&format!("{ACCOUNTS}{namespace}/{account}")).await?.is_some() {
+        return Ok(());
+    }
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    let why = format!("error looking up service account {namespace}/{account}: serviceaccount \"{account}\" not found");
+    Err(ApiError::forbidden(kind.descriptor(), name, why))
 }
 
 fn tolerate_failing_nodes(spec: &mut PodSpec) {

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::meta::FinalizerRule;
+
 /// What a completed deletion answers with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeleteReply {
@@ -23,6 +25,35 @@ pub(crate) enum PutMissing {
     Creates,
 }
 
+/// Where an object keeps what the `scale` subresource shows. Paths are lists of field names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Scale {
+    pub(crate) wanted: Vec<String>,
+    pub(crate) actual: Vec<String>,
+    pub(crate) selector: ScaleSelector,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ScaleSelector {
+    None,
+    /// In the words of a label selector.
+    Text(Vec<String>),
+    /// As an object of labels and expressions.
+    Labels(Vec<String>),
+}
+
+impl Scale {
+    /// As all workloads have it.
+    pub(crate) fn by_labels() -> Self {
+        let path = |parts: [&str; 2]| parts.map(Into::into).to_vec();
+        Self {
+            wanted: path(["spec", "replicas"]),
+            actual: path(["status", "replicas"]),
+            selector: ScaleSelector::Labels(path(["spec", "selector"])),
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Descriptor {
     pub(crate) group: String,
@@ -34,10 +65,16 @@ pub(crate) struct Descriptor {
     pub(crate) categories: Vec<String>,
     pub(crate) namespaced: bool,
     pub(crate) has_status: bool,
+    pub(crate) scale: Option<Scale>,
+    /// Somebody defined it.
+    pub(crate) custom: bool,
     pub(crate) delete_reply: DeleteReply,
     pub(crate) put_version: PutVersion,
     pub(crate) put_missing: PutMissing,
-    /// First segment of the storage key after the root.
+    /// Is the kind a question that is answered and not stored?
+    only_created: bool,
+    pub(crate) list_kind: String,
+    /// What follows the root in the storage key.
     storage: String,
     /// Every stored object of the kind begins with these bytes; the resourceVersion is inserted after them.
     head: String,
@@ -55,9 +92,13 @@ impl Descriptor {
             categories: Vec::new(),
             namespaced: true,
             has_status: false,
+            scale: None,
+            custom: false,
+            list_kind: format!("{kind}List"),
             delete_reply: DeleteReply::Object,
             put_version: PutVersion::Optional,
             put_missing: PutMissing::NotFound,
+            only_created: false,
             storage: plural.into(),
             head: String::new(),
         };
@@ -85,6 +126,11 @@ impl Descriptor {
         self
     }
 
+    pub(crate) fn scales(mut self, scale: Scale) -> Self {
+        self.scale = Some(scale);
+        self
+    }
+
     pub(crate) fn deletes_with_status(mut self) -> Self {
         self.delete_reply = DeleteReply::Status;
         self
@@ -100,6 +146,11 @@ impl Descriptor {
         self
     }
 
+    pub(crate) fn only_created(mut self) -> Self {
+        self.only_created = true;
+        self
+    }
+
     pub(crate) fn stored_under(mut self, segment: &str) -> Self {
         self.storage = segment.into();
         self
@@ -110,7 +161,11 @@ impl Descriptor {
     }
 
     pub(crate) fn list_kind(&self) -> String {
-        format!("{}List", self.kind)
+        self.list_kind.clone()
+    }
+
+    pub(crate) fn finalizers(&self) -> FinalizerRule {
+        if self.custom || self.group == "apiextensions.k8s.io" { FinalizerRule::Any } else { FinalizerRule::Qualified }
     }
 
     pub(crate) fn head(&self) -> &str {
@@ -135,7 +190,9 @@ impl Descriptor {
     }
 
     pub(crate) fn verbs(&self) -> &'static [&'static str] {
-        if self.plural == "namespaces" {
+        if self.only_created {
+            &["create"]
+        } else if self.plural == "namespaces" {
             &["create", "delete", "get", "list", "patch", "update", "watch"]
         } else {
             &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]

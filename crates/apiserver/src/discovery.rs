@@ -8,12 +8,35 @@ use crate::descriptor::Descriptor;
 use crate::error::ApiError;
 use crate::http::accept::{AGGREGATED, wants_aggregated};
 use crate::http::reply::Reply;
+use crate::review;
 
 const MINOR: &str = "34";
 
-/// Subresources beyond `status`: resource, name, kind of the body, verbs.
-const SUBRESOURCES: &[(&str, &str, &str, &[&str])] =
-    &[("pods", "binding", "Binding", &["create"]), ("namespaces", "finalize", "Namespace", &["update"])];
+/// A subresource: its name, the kind of its body with group and version where they are not the resource's, its verbs.
+type Sub<'a> = (&'a str, &'a str, Option<(&'a str, &'a str)>, &'a [&'a str]);
+
+/// Subresources beyond `status`, by resource of the core group.
+const SUBRESOURCES: &[(&str, Sub<'_>)] = &[
+    ("pods", ("binding", "Binding", None, &["create"])),
+    ("namespaces", ("finalize", "Namespace", None, &["update"])),
+    ("serviceaccounts", ("token", "TokenRequest", Some(("authentication.k8s.io", "v1")), &["create"])),
+];
+
+/// Groups with their versions, the stored kinds' and the reviews', the core group first.
+fn all_groups(kinds: &Kinds) -> Vec<(&str, Vec<&str>)> {
+    let mut groups = kinds.groups();
+    for d in review::descriptors() {
+        if !groups.iter().any(|(group, _)| *group == d.group) {
+            groups.push((&d.group, vec![&d.version]));
+        }
+    }
+    groups
+}
+
+fn in_version<'a>(kinds: &'a Kinds, group: &'a str, version: &'a str) -> impl Iterator<Item = &'a Descriptor> {
+    let reviews = review::descriptors().iter().filter(move |d| d.group == group && d.version == version);
+    kinds.in_version(group, version).map(|kind| kind.descriptor()).chain(reviews)
+}
 
 pub(crate) fn version() -> Reply {
     let body = json!({
@@ -26,7 +49,7 @@ pub(crate) fn version() -> Reply {
 
 pub(crate) fn root(kinds: &Kinds) -> Reply {
     let mut paths = vec!["/api".to_owned(), "/api/v1".into(), "/apis".into()];
-    for (group, versions) in kinds.groups().into_iter().filter(|(group, _)| !group.is_empty()) {
+    for (group, versions) in all_groups(kinds).into_iter().filter(|(group, _)| !group.is_empty()) {
         paths.push(format!("/apis/{group}"));
         paths.extend(versions.iter().map(|v| format!("/apis/{group}/{v}")));
     }
@@ -49,8 +72,7 @@ pub(crate) fn groups(kinds: &Kinds, accept: Option<&str>) -> Reply {
     if wants_aggregated(accept) {
         return aggregated(kinds, |group| !group.is_empty());
     }
-    let groups: Vec<Value> = kinds
-        .groups()
+    let groups: Vec<Value> = all_groups(kinds)
         .into_iter()
         .filter(|(group, _)| !group.is_empty())
         .map(|(group, versions)| group_body(group, &versions))
@@ -66,7 +88,7 @@ fn group_body(group: &str, versions: &[&str]) -> Value {
 }
 
 pub(crate) fn group(kinds: &Kinds, name: &str) -> Result<Reply, ApiError> {
-    let groups = kinds.groups();
+    let groups = all_groups(kinds);
     let (group, versions) =
         groups.iter().find(|(group, _)| *group == name && !name.is_empty()).ok_or(ApiError::NoSuchResource)?;
     let mut body = group_body(group, versions);
@@ -77,8 +99,7 @@ pub(crate) fn group(kinds: &Kinds, name: &str) -> Result<Reply, ApiError> {
 
 pub(crate) fn resources(kinds: &Kinds, group: &str, version: &str) -> Result<Reply, ApiError> {
     let mut resources = Vec::new();
-    for kind in kinds.in_version(group, version) {
-        let d = kind.descriptor();
+    for d in in_version(kinds, group, version) {
         let mut main = json!({
             "name": d.plural, "singularName": d.singular, "namespaced": d.namespaced, "kind": d.kind,
             "verbs": d.verbs(),
@@ -90,11 +111,16 @@ pub(crate) fn resources(kinds: &Kinds, group: &str, version: &str) -> Result<Rep
             main["categories"] = json!(d.categories);
         }
         resources.push(main);
-        for (name, kind, verbs) in subresources(d) {
-            resources.push(json!({
+        for (name, kind, elsewhere, verbs) in subresources(d) {
+            let mut sub = json!({
                 "name": format!("{}/{name}", d.plural), "singularName": "", "namespaced": d.namespaced,
                 "kind": kind, "verbs": verbs,
-            }));
+            });
+            if let Some((group, version)) = elsewhere {
+                sub["group"] = group.into();
+                sub["version"] = version.into();
+            }
+            resources.push(sub);
         }
     }
     if resources.is_empty() {
@@ -108,14 +134,15 @@ pub(crate) fn resources(kinds: &Kinds, group: &str, version: &str) -> Result<Rep
     Ok(Reply::json(StatusCode::OK, &body))
 }
 
-fn subresources(d: &Descriptor) -> Vec<(&str, &str, &[&str])> {
-    let mut found: Vec<(&str, &str, &[&str])> = SUBRESOURCES
-        .iter()
-        .filter(|(plural, ..)| *plural == d.plural && d.group.is_empty())
-        .map(|(_, name, body, verbs)| (*name, *body, *verbs))
-        .collect();
+fn subresources(d: &Descriptor) -> Vec<Sub<'_>> {
+    let of = SUBRESOURCES.iter().filter(|(plural, _)| *plural == d.plural && d.group.is_empty());
+    let mut found: Vec<Sub<'_>> = of.map(|(_, sub)| *sub).collect();
+    let shown: &[&str] = &["get", "patch", "update"];
+    if d.scale.is_some() {
+        found.push(("scale", "Scale", Some(("autoscaling", "v1")), shown));
+    }
     if d.has_status {
-        found.push(("status", &d.kind, &["get", "patch", "update"]));
+        found.push(("status", &d.kind, None, shown));
     }
     found
 }
@@ -126,8 +153,13 @@ fn aggregated(kinds: &Kinds, wanted: impl Fn(&str) -> bool) -> Reply {
     let resource = |d: &Descriptor| {
         let subresources: Vec<Value> = subresources(d)
             .into_iter()
-            .map(|(name, body, verbs)| {
-                json!({ "subresource": name, "responseKind": response_kind(body), "verbs": verbs })
+            .map(|(name, body, elsewhere, verbs)| {
+                let mut kind = response_kind(body);
+                if let Some((group, version)) = elsewhere {
+                    kind["group"] = group.into();
+                    kind["version"] = version.into();
+                }
+                json!({ "subresource": name, "responseKind": kind, "verbs": verbs })
             })
             .collect();
         let mut body = json!({
@@ -146,16 +178,14 @@ fn aggregated(kinds: &Kinds, wanted: impl Fn(&str) -> bool) -> Reply {
         }
         body
     };
-    let items: Vec<Value> = kinds
-        .groups()
+    let items: Vec<Value> = all_groups(kinds)
         .into_iter()
         .filter(|(group, _)| wanted(group))
         .map(|(group, versions)| {
             let versions: Vec<Value> = versions
                 .into_iter()
                 .map(|version| {
-                    let resources: Vec<Value> =
-                        kinds.in_version(group, version).map(|k| resource(k.descriptor())).collect();
+                    let resources: Vec<Value> = in_version(kinds, group, version).map(resource).collect();
                     json!({ "version": version, "freshness": "Current", "resources": resources })
                 })
                 .collect();

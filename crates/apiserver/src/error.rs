@@ -13,7 +13,7 @@ pub(crate) enum ApiError {
     BadRequest(String),
     #[error("Unauthorized")]
     Unauthorized,
-    #[error("{resource} \"{name}\" is forbidden: {why}")]
+    #[error("{}forbidden: {why}", refused(resource, name))]
     Forbidden { resource: Resource, name: String, why: String, cause: Option<Box<Cause>> },
     #[error("{resource} \"{name}\" not found")]
     NotFound { resource: Resource, name: String },
@@ -21,6 +21,8 @@ pub(crate) enum ApiError {
     NoSuchResource,
     #[error("the server does not allow this method on the requested resource")]
     MethodNotAllowed,
+    #[error("{0}")]
+    NotAllowedNow(&'static str),
     #[error("only the following media types are accepted: application/json")]
     NotAcceptable,
     #[error("the body of the request was in an unknown format - accepted media types include: {0}")]
@@ -41,6 +43,13 @@ pub(crate) enum ApiError {
     PatchRejected,
     #[error("Timeout: Too large resource version: {asked}, current: {current}")]
     VersionTooLarge { asked: u64, current: u64 },
+    #[error("Timeout: the request's body did not come in time")]
+    Slow,
+    #[error("{message}")]
+    ApplyConflict { message: String, causes: Vec<ApplyCause> },
+    /// A failure that has no class of its own.
+    #[error("{0}")]
+    Unclassified(String),
     #[error("Internal error occurred: {0}")]
     Internal(String),
     #[error("the server is shutting down")]
@@ -53,6 +62,13 @@ pub(crate) struct Cause {
     pub(crate) reason: &'static str,
     pub(crate) message: String,
     pub(crate) field: &'static str,
+}
+
+/// A field another manager owns.
+#[derive(Clone, Debug)]
+pub(crate) struct ApplyCause {
+    pub(crate) message: String,
+    pub(crate) field: String,
 }
 
 /// A kind as validation messages name it: `Pod`, `StorageClass.storage.k8s.io`.
@@ -69,6 +85,15 @@ impl std::fmt::Display for GroupKind {
             write!(f, ".{}", self.group)?;
         }
         Ok(())
+    }
+}
+
+/// What a refusal is about: an object, a resource, or something else altogether.
+fn refused(resource: &Resource, name: &str) -> String {
+    match (resource.plural.as_str(), name) {
+        ("", _) => String::new(),
+        (_, "") => format!("{resource} is "),
+        _ => format!("{resource} \"{name}\" is "),
     }
 }
 
@@ -132,7 +157,7 @@ impl ApiError {
             }
             Self::NotFound { resource, name } => (404, "NotFound", Some(about(resource, name)), None),
             Self::NoSuchResource => (404, "NotFound", Some(json!({})), None),
-            Self::MethodNotAllowed => (405, "MethodNotAllowed", None, None),
+            Self::MethodNotAllowed | Self::NotAllowedNow(_) => (405, "MethodNotAllowed", None, None),
             Self::NotAcceptable => (406, "NotAcceptable", None, None),
             Self::UnsupportedMediaType(_) => (415, "UnsupportedMediaType", None, None),
             Self::AlreadyExists { resource, name, .. } => (409, "AlreadyExists", Some(about(resource, name)), None),
@@ -153,6 +178,15 @@ impl ApiError {
                 let cause = json!({ "reason": "ResourceVersionTooLarge", "message": "Too large resource version" });
                 (504, "Timeout", Some(json!({ "causes": [cause], "retryAfterSeconds": 1 })), None)
             }
+            Self::Slow => (504, "Timeout", None, None),
+            Self::ApplyConflict { causes, .. } => {
+                let causes: Vec<Value> = causes
+                    .iter()
+                    .map(|c| json!({ "reason": "FieldManagerConflict", "message": c.message, "field": c.field }))
+                    .collect();
+                (409, "Conflict", Some(json!({ "causes": causes })), None)
+            }
+            Self::Unclassified(_) => (500, "", None, None),
             Self::Internal(_) => (500, "InternalError", None, None),
             Self::Unavailable => (503, "ServiceUnavailable", Some(json!({ "retryAfterSeconds": 1 })), None),
         };
@@ -162,6 +196,11 @@ impl ApiError {
         });
         if let Some(details) = details {
             status["details"] = details;
+        }
+        if reason.is_empty()
+            && let Value::Object(fields) = &mut status
+        {
+            fields.remove("reason");
         }
         (StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), status)
     }

@@ -21,6 +21,8 @@ enum Problem {
     Duplicate(String),
     NotFound(String),
     TooLong,
+    TypeInvalid(String),
+    TooMany(String),
 }
 
 fn shown(value: impl Serialize) -> String {
@@ -46,6 +48,12 @@ impl FieldError {
         Self::new(field, Problem::NotSupported(shown(value)), sorted.join(", "))
     }
 
+    /// As `not_supported`, where clients know the choices in this order.
+    pub(crate) fn not_supported_of(field: impl Into<String>, value: &str, supported: &[&str]) -> Self {
+        let quoted: Vec<_> = supported.iter().map(|s| format!("\"{s}\"")).collect();
+        Self::new(field, Problem::NotSupported(shown(value)), quoted.join(", "))
+    }
+
     pub(crate) fn forbidden(field: impl Into<String>, detail: impl Into<String>) -> Self {
         Self::new(field, Problem::Forbidden, detail)
     }
@@ -62,6 +70,21 @@ impl FieldError {
         Self::new(field, Problem::TooLong, format!("may not be more than {limit} bytes"))
     }
 
+    /// A value of another type than the field has; `found` is the type it has.
+    pub(crate) fn type_invalid(field: impl Into<String>, found: &str, detail: impl Into<String>) -> Self {
+        Self::new(field, Problem::TypeInvalid(shown(found)), detail)
+    }
+
+    pub(crate) fn too_many(field: impl Into<String>, found: i64, most: i64) -> Self {
+        Self::new(field, Problem::TooMany(found.to_string()), format!("must have at most {most} items"))
+    }
+
+    /// As `not_supported_of`, for a value of any type.
+    pub(crate) fn not_supported_value(field: impl Into<String>, value: impl Serialize, supported: &[&str]) -> Self {
+        let quoted: Vec<_> = supported.iter().map(|s| format!("\"{s}\"")).collect();
+        Self::new(field, Problem::NotSupported(shown(value)), quoted.join(", "))
+    }
+
     /// The machine-readable reason of the cause.
     pub(crate) fn reason(&self) -> &'static str {
         match self.problem {
@@ -72,6 +95,8 @@ impl FieldError {
             Problem::Duplicate(_) => "FieldValueDuplicate",
             Problem::NotFound(_) => "FieldValueNotFound",
             Problem::TooLong => "FieldValueTooLong",
+            Problem::TypeInvalid(_) => "FieldValueTypeInvalid",
+            Problem::TooMany(_) => "FieldValueTooMany",
         }
     }
 
@@ -86,6 +111,8 @@ impl FieldError {
             Problem::Duplicate(value) => format!("Duplicate value: {value}"),
             Problem::NotFound(value) => format!("Not found: {value}"),
             Problem::TooLong => "Too long".to_owned(),
+            Problem::TypeInvalid(value) => format!("Invalid value: {value}"),
+            Problem::TooMany(count) => format!("Too many: {count}"),
         };
         if detail.is_empty() { head } else { format!("{head}: {detail}") }
     }

@@ -4,20 +4,26 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use jiff::Timestamp;
 use k8s_openapi::Metadata;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserializer, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
+use tokio_util::sync::CancellationToken;
 
 use crate::descriptor::Descriptor;
 use crate::field::FieldError;
 use crate::meta::NameRule;
-use crate::table::Column;
+use crate::schema::Schema;
+use crate::schema::builtin::Definitions;
+use crate::table::{Column, ColumnOf};
+use crate::view::Conversion;
 
 /// The behaviour of one kind where it differs from the common rules. Every method is pure.
 pub(crate) trait Strategy: Send + Sync + 'static {
@@ -42,6 +48,11 @@ pub(crate) trait Strategy: Send + Sync + 'static {
     fn prepare_status(_new: &mut Self::Object, _old: &Self::Object, _now: Timestamp) {}
 
     fn validate(_object: &Self::Object) -> Vec<FieldError> {
+        Vec::new()
+    }
+
+    /// What only a new object has to meet.
+    fn validate_new(_object: &Self::Object) -> Vec<FieldError> {
         Vec::new()
     }
 
@@ -72,6 +83,11 @@ pub(crate) trait Strategy: Send + Sync + 'static {
 
     fn cells(object: &Self::Object, now: Timestamp) -> Vec<Value>;
 
+    /// For a kind that shares its storage with another.
+    fn conversion() -> Option<Arc<dyn Conversion>> {
+        None
+    }
+
     /// The row's `conditions`, for the kinds that have them.
     fn row_conditions(_object: &Self::Object) -> Option<Value> {
         None
@@ -80,12 +96,20 @@ pub(crate) trait Strategy: Send + Sync + 'static {
 
 /// What the type of a kind has to be able to do.
 pub(crate) trait Typed:
-    Metadata<Ty = ObjectMeta> + Serialize + DeserializeOwned + Clone + PartialEq + Send + Sync + 'static
+    Metadata<Ty = ObjectMeta> + JsonSchema + Serialize + DeserializeOwned + Clone + PartialEq + Send + Sync + 'static
 {
 }
 
 impl<T> Typed for T where
-    T: Metadata<Ty = ObjectMeta> + Serialize + DeserializeOwned + Clone + PartialEq + Send + Sync + 'static
+    T: Metadata<Ty = ObjectMeta>
+        + JsonSchema
+        + Serialize
+        + DeserializeOwned
+        + Clone
+        + PartialEq
+        + Send
+        + Sync
+        + 'static
 {
 }
 
@@ -96,6 +120,10 @@ pub(crate) trait Object: Any + Send + Sync {
     fn copy(&self) -> Box<dyn Object>;
     /// The canonical bytes. They hold whatever resourceVersion the metadata holds; clear it before storing.
     fn encode(&self) -> Bytes;
+    /// The same as a value.
+    fn to_value(&self) -> Value {
+        serde_json::from_slice(&self.encode()).unwrap_or_default()
+    }
 }
 
 impl<T: Typed> Object for T {
@@ -112,13 +140,31 @@ impl<T: Typed> Object for T {
     }
 
     fn encode(&self) -> Bytes {
+        let mut out = Vec::with_capacity(512);
         // Maps in the types are ordered and have string keys, so encoding is deterministic and cannot fail.
-        metadata_first(serde_json::to_vec(self).expect("API types encode")).into()
+        self.serialize(&mut serde_json::Serializer::with_formatter(&mut out, WholeNumbers)).expect("API types encode");
+        metadata_first(out).into()
+    }
+
+    fn to_value(&self) -> Value {
+        serde_json::to_value(self).expect("API types encode")
+    }
+}
+
+/// Writes a number without a fraction as clients write it: `10`, not `10.0`.
+struct WholeNumbers;
+
+impl serde_json::ser::Formatter for WholeNumbers {
+    fn write_f64<W: ?Sized + std::io::Write>(&mut self, writer: &mut W, value: f64) -> std::io::Result<()> {
+        if value.fract() == 0.0 && value.abs() < 1e15 {
+            return write!(writer, "{value:.0}");
+        }
+        serde_json::ser::CompactFormatter.write_f64(writer, value)
     }
 }
 
 /// Moves `metadata` to directly after `apiVersion` and `kind`: `render` relies on finding it there.
-fn metadata_first(bytes: Vec<u8>) -> Vec<u8> {
+pub(crate) fn metadata_first(bytes: Vec<u8>) -> Vec<u8> {
     let metadata_third = {
         let mut quoted = bytes.split(|b| *b == b'"');
         // apiVersion, its value, kind, its value: the third key is the tenth piece between quotes.
@@ -168,24 +214,71 @@ pub(crate) trait Kind: Send + Sync {
     fn prepare_update(&self, new: &mut dyn Object, old: &dyn Object);
     fn prepare_status(&self, new: &mut dyn Object, old: &dyn Object, now: Timestamp);
     fn validate(&self, object: &dyn Object) -> Vec<FieldError>;
+    fn validate_new(&self, object: &dyn Object) -> Vec<FieldError>;
     fn validate_update(&self, new: &dyn Object, old: &dyn Object) -> Vec<FieldError>;
     fn validate_status(&self, new: &dyn Object, old: &dyn Object) -> Vec<FieldError>;
     fn is_held(&self, object: &dyn Object) -> bool;
-    fn fields(&self) -> &'static [&'static str];
+    fn fields(&self) -> Vec<&str>;
     fn field(&self, object: &dyn Object, name: &str) -> String;
-    fn columns(&self) -> &'static [Column];
+    fn columns(&self) -> Vec<ColumnOf<'_>>;
     fn cells(&self, object: &dyn Object, now: Timestamp) -> Vec<Value>;
     fn row_conditions(&self, object: &dyn Object) -> Option<Value>;
+
+    /// How the kind differs from what is stored, if it does.
+    fn conversion(&self) -> Option<Arc<dyn Conversion>> {
+        None
+    }
+
+    /// What a client that uses the kind is to be warned of.
+    fn deprecation(&self) -> Option<&str> {
+        None
+    }
+
+    /// Why no object of the kind can be created now.
+    fn closed(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Cancelled when the kind is not served any more in this form; watches of it end then.
+    fn retired(&self) -> Option<&CancellationToken> {
+        None
+    }
+
+    fn retire(&self) {
+        if let Some(retired) = self.retired() {
+            retired.cancel();
+        }
+    }
+    /// How objects of the kind are built and joined.
+    fn schema(&self) -> &Schema {
+        Schema::unknown()
+    }
+    /// Does the kind say how to merge its lists? Custom resources do not.
+    fn merges_strategically(&self) -> bool {
+        false
+    }
+    /// Adds the kind's description for OpenAPI and returns its name there, if it has one.
+    fn describe(&self, _definitions: &mut Definitions) -> Option<String> {
+        None
+    }
 }
 
 pub(crate) struct Erased<S> {
     descriptor: Descriptor,
+    conversion: Option<Arc<dyn Conversion>>,
+    /// Built when first needed.
+    schema: OnceLock<Schema>,
     strategy: PhantomData<fn() -> S>,
 }
 
 impl<S: Strategy> Erased<S> {
     pub(crate) fn new() -> Self {
-        Self { descriptor: S::descriptor(), strategy: PhantomData }
+        Self {
+            descriptor: S::descriptor(),
+            conversion: S::conversion(),
+            schema: OnceLock::new(),
+            strategy: PhantomData,
+        }
     }
 }
 
@@ -241,6 +334,10 @@ impl<S: Strategy> Kind for Erased<S> {
         S::validate(typed(object))
     }
 
+    fn validate_new(&self, object: &dyn Object) -> Vec<FieldError> {
+        S::validate_new(typed(object))
+    }
+
     fn validate_update(&self, new: &dyn Object, old: &dyn Object) -> Vec<FieldError> {
         S::validate_update(typed(new), typed(old))
     }
@@ -253,16 +350,16 @@ impl<S: Strategy> Kind for Erased<S> {
         S::is_held(typed(object))
     }
 
-    fn fields(&self) -> &'static [&'static str] {
-        S::fields()
+    fn fields(&self) -> Vec<&str> {
+        S::fields().to_vec()
     }
 
     fn field(&self, object: &dyn Object, name: &str) -> String {
         S::field(typed(object), name)
     }
 
-    fn columns(&self) -> &'static [Column] {
-        S::columns()
+    fn columns(&self) -> Vec<ColumnOf<'_>> {
+        S::columns().to_vec()
     }
 
     fn cells(&self, object: &dyn Object, now: Timestamp) -> Vec<Value> {
@@ -271,6 +368,22 @@ impl<S: Strategy> Kind for Erased<S> {
 
     fn row_conditions(&self, object: &dyn Object) -> Option<Value> {
         S::row_conditions(typed(object))
+    }
+
+    fn conversion(&self) -> Option<Arc<dyn Conversion>> {
+        self.conversion.clone()
+    }
+
+    fn schema(&self) -> &Schema {
+        self.schema.get_or_init(Schema::of::<S::Object>)
+    }
+
+    fn merges_strategically(&self) -> bool {
+        true
+    }
+
+    fn describe(&self, definitions: &mut Definitions) -> Option<String> {
+        Some(definitions.add::<S::Object>())
     }
 }
 

@@ -1,31 +1,43 @@
-//! The Kubernetes API: http → authentication → admission → strategy of the kind → store.
+//! The Kubernetes API: http → authentication → authorization → admission → strategy of the kind → store.
 //!
 //! [`ApiServer`] answers kubectl and other clients over TLS, and components in the same process through
 //! [`ApiServer::client`], without a socket. Both go through the same code.
 
+mod accounts;
 mod admission;
 mod api;
+mod audit;
 mod authenticate;
+mod authorize;
+mod custom;
 mod descriptor;
 mod discovery;
 mod endpoint;
 mod error;
 mod expiry;
 mod field;
+mod guard;
 mod http;
 mod kind;
 mod kubeconfig;
-mod lifecycle;
+mod limits;
+mod managed;
 mod meta;
+mod metrics;
 mod names;
 mod openapi;
 mod patch;
 mod pki;
 mod render;
+mod review;
+mod schema;
+mod security;
 mod selector;
 mod serve;
 mod strategy;
+mod strict;
 mod table;
+mod view;
 
 use std::convert::Infallible;
 use std::fs;
@@ -37,7 +49,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::http::Request;
-use cleat_store::embedded::History;
+use cleat_store::embedded::{History, Seal};
 use cleat_store::{EmbeddedStore, Store};
 use k8s_openapi::api::core::v1::Namespace;
 use tokio::net::TcpListener;
@@ -45,9 +57,16 @@ use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-use api::{Api, Kinds};
-use authenticate::Caller;
+use api::{Api, Catalog};
+use audit::Audit;
+use authenticate::token::Signer;
+use authenticate::{Caller, Peer};
+use authorize::Authorizer;
+pub use cleat_store::embedded::KeyFileError;
+pub use limits::Limits;
+use metrics::Metrics;
 pub use pki::PkiError;
+use security::Security;
 pub use serve::TlsError;
 
 /// Namespaces that are always there.
@@ -65,11 +84,27 @@ pub struct Config {
     /// Names and addresses clients use to reach the server, besides this machine's own.
     pub extra_names: Vec<String>,
     pub history: History,
+    pub limits: Limits,
+    /// Where every request is noted, if anywhere.
+    pub audit_log: Option<PathBuf>,
+    /// The keys Secrets are encrypted with on disk, if they are.
+    pub encryption_key: Option<PathBuf>,
 }
+
+/// What is encrypted on disk when there is a key.
+const SEALED: [&str; 1] = ["/registry/secrets/"];
 
 impl Config {
     pub fn new(data_dir: impl Into<PathBuf>, listen: SocketAddr) -> Self {
-        Self { data_dir: data_dir.into(), listen, extra_names: Vec::new(), history: History::default() }
+        Self {
+            data_dir: data_dir.into(),
+            listen,
+            extra_names: Vec::new(),
+            history: History::default(),
+            limits: Limits::default(),
+            audit_log: None,
+            encryption_key: None,
+        }
     }
 }
 
@@ -83,6 +118,16 @@ pub enum OpenError {
     },
     #[error(transparent)]
     Store(#[from] cleat_store::OpenError),
+    #[error(transparent)]
+    Keys(#[from] KeyFileError),
+    #[error("cannot write the audit log {path}")]
+    Audit {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot make the built-in roles: {0}")]
+    Roles(String),
     #[error(transparent)]
     Pki(#[from] PkiError),
     #[error(transparent)]
@@ -115,7 +160,8 @@ impl ApiServer {
         make_private(&data).map_err(|source| OpenError::DataDir { path: data.clone(), source })?;
         let path = data.join("store.redb");
         let history = config.history;
-        let store = tokio::task::spawn_blocking(move || EmbeddedStore::open(&path, history))
+        let seal = config.encryption_key.as_deref().map(|keys| Seal::read(keys, &SEALED)).transpose()?;
+        let store = tokio::task::spawn_blocking(move || EmbeddedStore::open_sealed(&path, history, seal))
             .await
             .map_err(|e| OpenError::DataDir { path: data.clone(), source: io::Error::other(e) })??;
         let mut names = config.extra_names;
@@ -130,31 +176,59 @@ impl ApiServer {
         let address = listener.local_addr().map_err(bind)?;
         let kubeconfig = data.join("kubeconfig");
         pki::write_private(&kubeconfig, kubeconfig::content(&pki, address).as_bytes())?;
+        let audit = config.audit_log.map(|path| match Audit::open(&path) {
+            Ok(audit) => Ok(audit),
+            Err(source) => Err(OpenError::Audit { path, source }),
+        });
+        let security = Security {
+            signer: Signer::open(&data.join("pki"))?,
+            authorizer: Authorizer::default(),
+            audit: audit.transpose()?,
+            metrics: Metrics::new(store.statistics()),
+        };
         let store: Arc<dyn Store> = Arc::new(store);
         let (release, released) = watch::channel(());
         let closing = CancellationToken::new();
-        let api = Arc::new(Api { store, kinds: Kinds::builtin(), closing, _release: release });
+        let (catalog, limits) = (Catalog::builtin(), config.limits);
+        let api = Arc::new(Api { store, catalog, security, limits, closing, _release: release });
         for name in NAMESPACES {
             seed(&api, name).await?;
         }
-        tokio::spawn(lifecycle::run(api.clone()));
+        let made = async {
+            authorize::bootstrap::ensure(&api).await?;
+            authorize::aggregate::collect_all(&api).await
+        };
+        made.await.map_err(|e| OpenError::Roles(e.to_string()))?;
+        tokio::spawn(authorize::aggregate::run(api.clone()));
+        tokio::spawn(accounts::run(api.clone()));
+        custom::register::load(&api).await;
+        tokio::spawn(custom::register::run(api.clone()));
         tokio::spawn(expiry::run(api.clone()));
         tracing::info!(%address, data = %data.display(), "API server open");
         Ok(Self { api, listener: Arc::new(listener), address, tls, kubeconfig, released })
     }
 
-    /// A client inside the process, acting as `user`. It needs no socket. Once the server is gone it is told that the
-    /// service is unavailable.
+    /// A client inside the process, acting as `user` with every right. It needs no socket. Once the server is gone it
+    /// is told that the service is unavailable.
     pub fn client(&self, user: &str) -> kube::Client {
+        self.client_of(Caller::trusted(user))
+    }
+
+    /// A client inside the process with the rights that roles grant `user`; `system:node:NAME` is that node.
+    pub fn component(&self, user: &str) -> kube::Client {
+        self.client_of(Caller::component(user))
+    }
+
+    fn client_of(&self, caller: Caller) -> kube::Client {
         let api = Arc::downgrade(&self.api);
-        let caller = Caller::internal(user);
+        let peer = Peer::Internal(Arc::new(caller));
         let service = tower::service_fn(move |request: Request<kube::client::Body>| {
-            let (api, caller) = (api.upgrade(), caller.clone());
+            let (api, peer) = (api.upgrade(), peer.clone());
             async move {
                 Ok::<_, Infallible>(match api {
                     Some(api) => {
                         let closing = api.closing.clone();
-                        http::handle(api, request, Some(caller), closing).await
+                        http::handle(api, request, peer, closing).await
                     }
                     None => http::unavailable(),
                 })
@@ -209,7 +283,8 @@ fn make_private(dir: &Path) -> io::Result<()> {
 
 async fn seed(api: &Api, name: &'static str) -> Result<(), OpenError> {
     let failed = |why: String| OpenError::Seed { name, why };
-    let kind = api.kinds.find("", "v1", "namespaces").ok_or_else(|| failed("the kind is missing".into()))?;
+    let kinds = api.kinds();
+    let kind = kinds.find("", "v1", "namespaces").ok_or_else(|| failed("the kind is missing".into()))?;
     let mut namespace = Namespace::default();
     namespace.metadata.name = Some(name.into());
     let effect = http::query::Effect::Write;

@@ -35,7 +35,6 @@ pub(crate) fn wipe_for_create(meta: &mut ObjectMeta) {
     meta.generation = None;
     meta.self_link = None;
     meta.resource_version = None;
-    meta.managed_fields = None;
 }
 
 pub(crate) fn stamp_created(meta: &mut ObjectMeta, now: Timestamp) {
@@ -54,7 +53,6 @@ pub(crate) fn carry_over(new: &mut ObjectMeta, old: &ObjectMeta) {
     new.deletion_grace_period_seconds = old.deletion_grace_period_seconds;
     new.generation = old.generation;
     new.self_link = None;
-    new.managed_fields = None;
 }
 
 /// Empty maps and lists are the same as absent ones; only one form is stored.
@@ -85,7 +83,15 @@ pub(crate) fn generated_name(base: &str) -> String {
     base[..end].chars().chain(suffix).collect()
 }
 
-pub(crate) fn validate(meta: &ObjectMeta, rule: NameRule) -> Vec<FieldError> {
+/// Which finalizers a kind allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FinalizerRule {
+    /// With the domain of whoever removes it.
+    Qualified,
+    Any,
+}
+
+pub(crate) fn validate(meta: &ObjectMeta, rule: NameRule, finalizers: FinalizerRule) -> Vec<FieldError> {
     let mut errors = Vec::new();
     match meta.name.as_deref() {
         None | Some("") => errors.push(FieldError::required("metadata.name", "name or generateName is required")),
@@ -114,7 +120,8 @@ pub(crate) fn validate(meta: &ObjectMeta, rule: NameRule) -> Vec<FieldError> {
         errors.push(FieldError::too_long("metadata.annotations", ANNOTATIONS_LIMIT));
     }
     for finalizer in meta.finalizers.iter().flatten() {
-        let standard = ["orphan", "foregroundDeletion", "kubernetes"].contains(&finalizer.as_str());
+        let standard = finalizers == FinalizerRule::Any
+            || ["orphan", "foregroundDeletion", "kubernetes"].contains(&finalizer.as_str());
         if let Err(why) = names::qualified(finalizer) {
             errors.push(FieldError::invalid("metadata.finalizers", finalizer, why));
         } else if !standard && !finalizer.contains('/') {
@@ -131,6 +138,10 @@ pub(crate) fn validate(meta: &ObjectMeta, rule: NameRule) -> Vec<FieldError> {
             if value.is_empty() {
                 errors.push(FieldError::invalid(format!("{path}.{part}"), value, format!("{part} must not be empty")));
             }
+        }
+        if owner.api_version == "v1" && owner.kind == "Event" {
+            let why = "/v1, Kind=Event is disallowed from being an owner";
+            errors.push(FieldError::invalid(path, owner, why));
         }
         controllers += i32::from(owner.controller == Some(true));
     }

@@ -54,6 +54,19 @@ pub(crate) fn label(name: &str) -> Result<(), String> {
     if is_label(name) { Ok(()) } else { Err(LABEL.into()) }
 }
 
+const DNS_1035: &str = "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an \
+    alphabetic character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for \
+    validation is '[a-z]([-a-z0-9]*[a-z0-9])?')";
+
+/// A label that begins with a letter.
+pub(crate) fn dns_1035(name: &str) -> Result<(), String> {
+    if name.len() > 63 {
+        return Err("must be no more than 63 bytes".into());
+    }
+    let letter = name.as_bytes().first().is_some_and(u8::is_ascii_lowercase);
+    if letter && is_label(name) { Ok(()) } else { Err(DNS_1035.into()) }
+}
+
 fn is_qualified_part(text: &str) -> bool {
     let bytes = text.as_bytes();
     matches!((bytes.first(), bytes.last()), (Some(a), Some(z)) if a.is_ascii_alphanumeric() && z.is_ascii_alphanumeric())
@@ -91,6 +104,26 @@ pub(crate) fn label_value(value: &str) -> Result<(), String> {
     if value.is_empty() || is_qualified_part(value) { Ok(()) } else { Err(LABEL_VALUE.into()) }
 }
 
+/// How a version compares with others, as discovery orders them: stable before beta before alpha, then the higher
+/// number; whatever is no Kubernetes version comes last.
+pub(crate) fn version_rank(version: &str) -> (u8, u64, u64) {
+    let parse = || {
+        let rest = version.strip_prefix('v')?;
+        let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        let major = rest[..end].parse().ok()?;
+        let (stage, minor) = match &rest[end..] {
+            "" => (3, 0),
+            tail => match (tail.strip_prefix("beta"), tail.strip_prefix("alpha")) {
+                (Some(n), _) => (2, n.parse().ok()?),
+                (_, Some(n)) => (1, n.parse().ok()?),
+                _ => return None,
+            },
+        };
+        Some((stage, major, minor))
+    };
+    parse().unwrap_or((0, 0, 0))
+}
+
 /// The longest name of a CSI driver, in bytes.
 pub(crate) const CSI_DRIVER: usize = 63;
 
@@ -105,6 +138,13 @@ pub(crate) fn csi_driver(name: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn versions_are_ordered_by_stability_then_number() {
+        let mut versions = ["v1beta1", "v2", "foo", "v10", "v1alpha1", "v11beta2", "v1"];
+        versions.sort_by_key(|v| std::cmp::Reverse(version_rank(v)));
+        assert_eq!(versions, ["v10", "v2", "v1", "v11beta2", "v1beta1", "v1alpha1", "foo"]);
+    }
 
     #[test]
     fn names_follow_their_grammar() {

@@ -127,14 +127,18 @@ fn describe(params: &mut CertificateParams, common_name: &str, organization: Opt
 
 /// The pair if both files are there. One without the other is treated as absent, because both are then made anew.
 fn load(dir: &Path, name: &str) -> Result<Option<Pair>, PkiError> {
-    let read = |path: PathBuf| match fs::read_to_string(&path) {
+    let certificate = read(&dir.join(format!("{name}.crt")))?;
+    let key = read(&dir.join(format!("{name}.key")))?;
+    Ok(certificate.zip(key).map(|(certificate, key)| Pair { certificate, key }))
+}
+
+/// The content of a file that need not be there.
+pub(crate) fn read(path: &Path) -> Result<Option<String>, PkiError> {
+    match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(PkiError::Io { step: "read", path, source }),
-    };
-    let certificate = read(dir.join(format!("{name}.crt")))?;
-    let key = read(dir.join(format!("{name}.key")))?;
-    Ok(certificate.zip(key).map(|(certificate, key)| Pair { certificate, key }))
+        Err(source) => Err(PkiError::Io { step: "read", path: path.into(), source }),
+    }
 }
 
 fn save(dir: &Path, name: &str, pair: Pair) -> Result<Pair, PkiError> {

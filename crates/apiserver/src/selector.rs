@@ -113,6 +113,15 @@ fn parse_fields(kind: &dyn Kind, text: &str) -> Result<Vec<(String, Test)>, ApiE
     Ok(tests)
 }
 
+/// The one value a field selector leaves to a field, if it does. Read the way `parse_fields` reads, because rights
+/// depend on it.
+pub(crate) fn required(fields: &str, field: &str) -> Option<String> {
+    split_unescaped(fields).iter().find_map(|term| {
+        let (at, operator) = find_operator(term)?;
+        (&term[..at] == field && operator != "!=").then(|| unescape(&term[at + operator.len()..]))
+    })
+}
+
 /// Where the first operator is, and which.
 fn find_operator(term: &str) -> Option<(usize, &'static str)> {
     let at = term.find(['=', '!'])?;

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hyper::body::Incoming;
@@ -14,17 +15,22 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::api::Api;
-use crate::authenticate::Caller;
+use crate::authenticate::{Caller, Peer};
 use crate::http;
 use crate::pki::Pki;
 
-const HANDSHAKE: Duration = Duration::from_secs(10);
-const HEADERS: Duration = Duration::from_secs(30);
+/// All the headers of a request together.
+const HEADER_BYTES: u32 = 256 << 10;
+/// An HTTP/1 head must fit into the buffer; so must a chunk of a body, which may be as large as it likes.
+const BUFFER: usize = 512 << 10;
+/// How often a silent HTTP/2 client is asked whether it is still there, and how long it may take to say so.
+const PING: Duration = Duration::from_secs(30);
 /// One client multiplexes all its watches on one connection.
 const STREAMS: u32 = 1000;
 /// How long requests in flight may take after the server was told to stop.
@@ -60,7 +66,12 @@ pub(crate) fn acceptor(pki: &Pki) -> Result<TlsAcceptor, TlsError> {
 
 pub(crate) async fn serve(api: Arc<Api>, listener: Arc<TcpListener>, tls: TlsAcceptor, stop: CancellationToken) {
     let connections = TaskTracker::new();
+    let places = Arc::new(Semaphore::new(api.limits.connections));
     loop {
+        let place = tokio::select! {
+            () = stop.cancelled() => break,
+            place = places.clone().acquire_owned() => place,
+        };
         let accepted = tokio::select! {
             () = stop.cancelled() => break,
             accepted = listener.accept() => accepted,
@@ -69,6 +80,7 @@ pub(crate) async fn serve(api: Arc<Api>, listener: Arc<TcpListener>, tls: TlsAcc
             Ok((socket, peer)) => {
                 let (api, tls, stop) = (api.clone(), tls.clone(), stop.clone());
                 connections.spawn(async move {
+                    let _place = place;
                     if let Err(error) = connection(api, socket, tls, stop).await {
                         tracing::debug!(%peer, error, "connection ended");
                     }
@@ -92,22 +104,37 @@ async fn pause_after(error: &io::Error) {
 async fn connection(api: Arc<Api>, socket: TcpStream, tls: TlsAcceptor, stop: CancellationToken) -> Result<(), String> {
     // Watch events are small and must not wait for more.
     socket.set_nodelay(true).map_err(|e| e.to_string())?;
-    let handshake = tokio::time::timeout(HANDSHAKE, tls.accept(socket));
+    let limits = api.limits;
+    let handshake = tokio::time::timeout(limits.handshake, tls.accept(socket));
     let stream = handshake.await.map_err(|_| "TLS handshake timed out".to_owned())?.map_err(|e| e.to_string())?;
     let certificates = stream.get_ref().1.peer_certificates();
     let caller = certificates.and_then(<[_]>::first).and_then(Caller::of_certificate);
+    let peer = Peer::Remote(caller.map(Arc::new));
+    let begun = Arc::new(AtomicBool::new(false));
+    let asked = begun.clone();
     let closing = stop.clone();
     let service = service_fn(move |request: hyper::Request<Incoming>| {
-        let (api, caller, closing) = (api.clone(), caller.clone(), closing.clone());
-        async move { Ok::<_, Infallible>(http::handle(api, request, caller, closing).await) }
+        asked.store(true, Ordering::Relaxed);
+        let (api, peer, closing) = (api.clone(), peer.clone(), closing.clone());
+        async move { Ok::<_, Infallible>(http::handle(api, request, peer, closing).await) }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADERS);
-    builder.http2().timer(TokioTimer::new()).max_concurrent_streams(STREAMS);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(limits.headers).max_buf_size(BUFFER);
+    let mut http2 = builder.http2();
+    http2.timer(TokioTimer::new()).max_concurrent_streams(STREAMS).max_header_list_size(HEADER_BYTES);
+    http2.keep_alive_interval(PING).keep_alive_timeout(PING);
     let connection = builder.serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
+    // The protocol is read from the first bytes, and nothing else bounds how long those may take.
+    let idle = async {
+        tokio::time::sleep(limits.headers).await;
+        if begun.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+    };
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
+        () = idle => return Err("no request came".into()),
         () = stop.cancelled() => {
             connection.as_mut().graceful_shutdown();
             connection.await

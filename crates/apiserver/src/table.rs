@@ -10,13 +10,16 @@ use crate::kind::{Kind, Source, Unknown};
 use crate::render::{self, Stored};
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Column {
-    name: &'static str,
-    kind: &'static str,
-    format: &'static str,
-    priority: u8,
-    description: &'static str,
+pub(crate) struct ColumnOf<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) kind: &'a str,
+    pub(crate) format: &'a str,
+    pub(crate) priority: i32,
+    pub(crate) description: &'a str,
 }
+
+/// A column known when the server was built.
+pub(crate) type Column = ColumnOf<'static>;
 
 pub(crate) const NAME: Column = Column {
     name: "Name",
@@ -28,7 +31,11 @@ pub(crate) const NAME: Column = Column {
 pub(crate) const AGE: Column =
     Column::text("Age", "Time since the object was created, as the server saw it when it answered.");
 
-impl Column {
+/// For kinds without columns of their own.
+pub(crate) const CREATED: Column =
+    Column { kind: "date", ..Column::text("Created At", "When the object was created.") };
+
+impl ColumnOf<'static> {
     pub(crate) const fn text(name: &'static str, description: &'static str) -> Self {
         Self { name, kind: "string", format: "", priority: 0, description }
     }
@@ -51,7 +58,7 @@ pub(crate) fn open(out: &mut BytesMut, kind: &dyn Kind, metadata: &Value, column
     out.put_slice(br#"{"kind":"Table","apiVersion":"meta.k8s.io/v1","metadata":"#);
     out.put_slice(metadata.to_string().as_bytes());
     out.put_slice(br#","columnDefinitions":"#);
-    let shown = if columns { kind.columns() } else { &[] };
+    let shown = if columns { kind.columns() } else { Vec::new() };
     let definitions: Vec<Value> = shown
         .iter()
         .map(|c| {
@@ -95,6 +102,10 @@ pub(crate) fn row(out: &mut BytesMut, kind: &dyn Kind, stored: &Stored, include:
 
 pub(crate) fn name(meta: &ObjectMeta) -> Value {
     meta.name.clone().into()
+}
+
+pub(crate) fn created(meta: &ObjectMeta) -> Value {
+    meta.creation_timestamp.as_ref().map(|t| t.0.to_string()).into()
 }
 
 pub(crate) fn age(meta: &ObjectMeta, now: Timestamp) -> Value {

@@ -111,8 +111,8 @@ async fn the_two_conflicts_and_other_refusals() {
         assert_eq!((got, &status["reason"]), (code, &json!(reason)), "{method} {path}: {status}");
         assert_eq!(status["kind"], "Status");
     }
-    let apply = request("PATCH", &format!("{MAPS}/a"), "*/*", "application/apply-patch+yaml", &map("a"));
-    assert_eq!(send(&client, apply).await.0, 415);
+    let unknown = request("PATCH", &format!("{MAPS}/a"), "*/*", "application/unheard-of+json", &map("a"));
+    assert_eq!(send(&client, unknown).await.0, 415);
 }
 
 #[tokio::test]

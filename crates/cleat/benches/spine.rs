@@ -26,14 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[tokio::main]
 async fn main() {
     let directory = tempfile::Builder::new().prefix("cb-").tempdir_in("/tmp").expect("a temporary directory");
-    let program = env!("CARGO_BIN_EXE_cleat").into();
-    let config = Config {
-        data_dir: directory.path().to_owned(),
-        nodes: 1,
-        listen: ([127, 0, 0, 1], 0).into(),
-        program,
-        driver_log: Some("error"),
-    };
+    let config = Config::scratch(directory.path(), 1, env!("CARGO_BIN_EXE_cleat"));
     let stack = Stack::start(config).await.expect("the stack starts");
     let bench = Bench::new(&stack).await;
     let mut figures = Figures::default();

@@ -42,6 +42,13 @@ pub struct UpArgs {
     /// Where the API server listens; port 0 takes a free one.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6443")]
     pub listen: SocketAddr,
+    /// Notes every request in this file, as lines of JSON.
+    #[arg(long, value_name = "FILE")]
+    pub audit_log: Option<PathBuf>,
+    /// Encrypts Secrets on disk with the first key in this file: 32 bytes in base64, one key a line. Older keys may
+    /// follow; a start moves everything to the first.
+    #[arg(long, value_name = "FILE")]
+    pub encryption_key: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]

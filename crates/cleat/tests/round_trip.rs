@@ -38,6 +38,11 @@ fn the_examples_become_a_mounted_directory_and_go_without_a_trace() {
     assert_eq!(stack.names("volumeattachments"), [] as [&str; 0]);
     machine.assert_nothing_left();
     assert!(stack.stop().success());
+    // Nobody in the stack wanted anything its role does not allow.
+    let log = fs::read_to_string(machine.scratch("audit.log")).unwrap();
+    assert!(log.contains("system:cleat:binder") && log.contains("system:node:node-1"), "the components are in the log");
+    let refused: Vec<&str> = log.lines().filter(|line| line.contains(r#""code":403"#)).collect();
+    assert!(refused.is_empty(), "{}", refused.join("\n"));
 }
 
 #[test]

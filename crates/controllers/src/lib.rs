@@ -6,6 +6,7 @@
 
 pub mod attach;
 pub mod bind;
+pub mod collect;
 pub mod ephemeral;
 pub mod protect;
 pub mod schedule;

@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::sync::{Arc, OnceLock};
 
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
-use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, StorageClass, VolumeAttachment};
+use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, StorageClass, VolumeAttachment, VolumeAttributesClass};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
@@ -29,6 +29,7 @@ struct Shared {
     drivers: OnceLock<Cache<CSIDriver>>,
     csi_nodes: OnceLock<Cache<CSINode>>,
     attachments: OnceLock<Cache<VolumeAttachment>>,
+    attributes: OnceLock<Cache<VolumeAttributesClass>>,
 }
 
 macro_rules! kinds {
@@ -54,6 +55,7 @@ kinds! {
     drivers: CSIDriver, "csidrivers";
     csi_nodes: CSINode, "csinodes";
     attachments: VolumeAttachment, "volumeattachments";
+    attributes: VolumeAttributesClass, "volumeattributesclasses";
 }
 
 fn start<K>(shared: &Shared, name: &'static str) -> Cache<K>

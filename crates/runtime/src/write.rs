@@ -163,6 +163,12 @@ pub async fn list_live<K: Reachable>(client: &Client, namespace: Option<&str>) -
     list.map(|l| l.items).map_err(failed::<K>("list", &key))
 }
 
+/// Lists the objects of all namespaces from the server, past the cache.
+pub async fn list_everywhere<K: Reachable>(client: &Client) -> Result<Vec<K>, WriteError> {
+    let list = Api::<K>::all(client.clone()).list(&ListParams::default()).await;
+    list.map(|l| l.items).map_err(failed::<K>("list", &Key::cluster("*")))
+}
+
 /// Places a pod on a node through the binding subresource. The server refuses if the pod already has a node.
 pub async fn bind_pod(client: &Client, pod: &Pod, node: &str) -> Result<(), WriteError> {
     let key = Key::of(&pod.metadata);

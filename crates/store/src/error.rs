@@ -61,6 +61,10 @@ pub enum OpenError {
     Corrupt { path: PathBuf, what: String },
     #[error("the store {path} has format {found}, this version understands format {known}")]
     Format { path: PathBuf, found: u64, known: u64 },
+    #[error("the store {path} is encrypted ({key} for one); start with the file of its encryption keys")]
+    Encrypted { path: PathBuf, key: String },
+    #[error("the store {path} is encrypted with a key that was not given ({key} for one); it was left as it is")]
+    WrongKey { path: PathBuf, key: String },
     #[error("cannot {step} the store {path}")]
     Io {
         step: &'static str,

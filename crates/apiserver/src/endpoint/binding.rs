@@ -1,6 +1,6 @@
 //! `pods/binding`: gives a pod its node, once.
 
-use http::StatusCode;
+use http::{Method, StatusCode};
 use k8s_openapi::api::core::v1::{Binding, Pod};
 use serde_json::json;
 
@@ -10,6 +10,7 @@ use crate::api::Api;
 use crate::error::ApiError;
 use crate::http::Call;
 use crate::http::reply::Reply;
+use crate::http::route::Target;
 use crate::kind::{Object, typed_mut};
 use crate::meta;
 use crate::render::Stored;
@@ -33,6 +34,18 @@ pub(crate) async fn bind(api: &Api, call: &Call, at: At<'_>) -> Result<Reply, Ap
     modify(api, at, Part::Whole, Origin::Server, effect, &mut change).await?;
     let status = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201 });
     Ok(Reply::json(StatusCode::CREATED, &status))
+}
+
+/// A binding may also be posted to a collection of its own; it names its pod.
+pub(crate) fn is_collection(call: &Call, target: &Target) -> bool {
+    target.group.is_empty() && target.plural == "bindings" && target.name.is_none() && call.method == Method::POST
+}
+
+pub(crate) fn redirected(call: &Call, target: Target) -> Result<Target, ApiError> {
+    let binding: Binding = serde_json::from_slice(&call.body)
+        .map_err(|e| ApiError::BadRequest(format!("the binding cannot be read: {e}")))?;
+    let name = binding.metadata.name;
+    Ok(Target { plural: "pods".into(), name, subresource: Some("binding".into()), ..target })
 }
 
 fn assign(at: At<'_>, pod: &mut Pod, binding: &Binding, node: &str) -> Result<(), ApiError> {

@@ -2,13 +2,16 @@
 
 use serde::Deserialize;
 use serde_json::Value;
+use serde_json::error::Category;
 
 use super::At;
 use crate::error::{ApiError, GroupKind};
 use crate::field::FieldError;
 use crate::http::Call;
 use crate::http::query::FieldValidation;
-use crate::kind::{Decoded, Kind, Object, Source, Unknown};
+use crate::kind::{Kind, Object, Source, Unknown};
+use crate::schema::Schema;
+use crate::strict;
 
 const ACCEPTED: &str = "application/json";
 
@@ -30,17 +33,31 @@ pub(crate) fn body(
     if !matches!(media, "" | "application/json" | "*/*") {
         return Err(ApiError::UnsupportedMediaType(ACCEPTED));
     }
-    if call.body.is_empty() {
-        return Err(ApiError::BadRequest("the request has no body".into()));
+    // A body that says `null` says nothing, like an object without fields.
+    let text: &[u8] = if call.body.trim_ascii() == b"null" { b"{}" } else { &call.body };
+    check_type(kind, text)?;
+    // Where the schema is known it tells more, and in order; elsewhere the kind itself says what it does not know.
+    let schema = kind.schema();
+    let unknown = match validation {
+        FieldValidation::Warn | FieldValidation::Strict if !schema.is_known() => Unknown::Report,
+        _ => Unknown::Ignore,
+    };
+    let decoded = kind.decode(Source::Bytes(text), unknown).map_err(|e| unreadable(kind, e))?;
+    let findings = strict::of_text(schema, text);
+    if let Some(fault) = findings.fault {
+        return Err(unreadable(kind, fault));
     }
-    check_type(kind, &call.body)?;
-    let decoded = kind.decode(Source::Bytes(&call.body), reporting(validation)).map_err(|e| unreadable(kind, &e))?;
-    judge(kind, decoded, validation)
+    let mut found = match validation {
+        FieldValidation::Ignore => Vec::new(),
+        FieldValidation::Warn | FieldValidation::Strict => findings.complaints,
+    };
+    found.extend(decoded.unknown.iter().map(|path| format!("unknown field {path:?}")));
+    judge(kind, decoded.object, found, validation)
 }
 
 fn check_type(kind: &dyn Kind, body: &[u8]) -> Result<(), ApiError> {
     let d = kind.descriptor();
-    let found: TypeMeta = serde_json::from_slice(body).map_err(|e| unreadable(kind, &e))?;
+    let found: TypeMeta = serde_json::from_slice(body).map_err(|e| unrecognized(kind, body, &e))?;
     let version = d.api_version();
     if let Some(sent) = found.api_version.filter(|v| !v.is_empty() && *v != version) {
         return Err(ApiError::BadRequest(format!(
@@ -56,37 +73,49 @@ fn check_type(kind: &dyn Kind, body: &[u8]) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// What a patch itself says twice.
+pub(crate) fn repeated(patch: &[u8], validation: FieldValidation) -> Vec<String> {
+    match validation {
+        FieldValidation::Ignore => Vec::new(),
+        FieldValidation::Warn | FieldValidation::Strict => strict::of_text(Schema::unknown(), patch).complaints,
+    }
+}
+
 /// The object a patch has made.
 pub(crate) fn patched(
     at: At<'_>,
     value: Value,
+    patch: &[u8],
+    repeated: Vec<String>,
     validation: FieldValidation,
 ) -> Result<(Box<dyn Object>, Vec<String>), ApiError> {
-    let shown = value.to_string();
     // What is wrong here is the patch, not yet an object with a kind and a name.
-    let refused = |why: String| {
+    let refused = |shown: &str, why: String| {
         let kind = GroupKind { group: String::new(), kind: String::new() };
-        ApiError::Invalid { kind, name: String::new(), errors: vec![FieldError::invalid("patch", &shown, why)] }
+        ApiError::Invalid { kind, name: String::new(), errors: vec![FieldError::invalid("patch", shown, why)] }
     };
-    let decoded = at.kind.decode(Source::Value(value), reporting(validation)).map_err(|e| refused(e.to_string()))?;
-    let warnings = warnings(&decoded);
+    let shown = value.to_string();
+    if let Some(fault) = strict::of_value(at.kind.schema(), &value).fault {
+        return Err(refused(&shown, fault));
+    }
+    let unknown = if validation == FieldValidation::Ignore { Unknown::Ignore } else { Unknown::Report };
+    let decoded = at.kind.decode(Source::Value(value), unknown).map_err(|e| refused(&shown, e.to_string()))?;
+    let blamed = if decoded.unknown.is_empty() { String::from_utf8_lossy(patch) } else { shown.into() };
+    let mut warnings = repeated;
+    warnings.extend(decoded.unknown.iter().map(|path| format!("unknown field {path:?}")));
     if validation == FieldValidation::Strict && !warnings.is_empty() {
-        return Err(refused(format!("strict decoding error: {}", warnings.join(", "))));
+        return Err(refused(&blamed, format!("strict decoding error: {}", warnings.join(", "))));
     }
     Ok((decoded.object, warnings))
 }
 
-fn reporting(validation: FieldValidation) -> Unknown {
-    if validation == FieldValidation::Ignore { Unknown::Ignore } else { Unknown::Report }
-}
-
-/// Acts on unknown fields.
+/// Acts on unknown and duplicate fields.
 fn judge(
     kind: &dyn Kind,
-    decoded: Decoded,
+    object: Box<dyn Object>,
+    warnings: Vec<String>,
     validation: FieldValidation,
 ) -> Result<(Box<dyn Object>, Vec<String>), ApiError> {
-    let warnings = warnings(&decoded);
     if validation == FieldValidation::Strict && !warnings.is_empty() {
         let d = kind.descriptor();
         return Err(ApiError::BadRequest(format!(
@@ -96,14 +125,41 @@ fn judge(
             warnings.join(", ")
         )));
     }
-    Ok((decoded.object, warnings))
+    Ok((object, warnings))
 }
 
-fn warnings(decoded: &Decoded) -> Vec<String> {
-    decoded.unknown.iter().map(|path| format!("unknown field {path:?}")).collect()
+/// What is said of a body that does not even show what kind it is of.
+fn unrecognized(kind: &dyn Kind, body: &[u8], error: &serde_json::Error) -> ApiError {
+    let start = body.trim_ascii_start().first().copied();
+    if start == Some(b'{') && error.is_data() {
+        return unreadable(kind, error);
+    }
+    let not_an_object = |what: &str| {
+        let wanted =
+            r#"struct { APIVersion string "json:\"apiVersion,omitempty\""; Kind string "json:\"kind,omitempty\"" }"#;
+        format!("json: cannot unmarshal {what} into Go value of type {wanted}")
+    };
+    let why = match (error.classify(), start) {
+        (Category::Eof, _) => "unexpected end of JSON input".to_owned(),
+        (Category::Data, Some(b'[')) => not_an_object("array"),
+        (Category::Data, Some(b'"')) => not_an_object("string"),
+        (Category::Data, Some(b't' | b'f')) => not_an_object("bool"),
+        (Category::Data, _) => not_an_object("number"),
+        (Category::Syntax | Category::Io, _) => error.to_string(),
+    };
+    let shown = match (body, start) {
+        ([], _) => "<empty>".to_owned(),
+        (_, Some(b'{')) => String::from_utf8_lossy(body).into_owned(),
+        _ => body.iter().map(|byte| format!("{byte:02x}")).collect(),
+    };
+    ApiError::BadRequest(format!(
+        "the object provided is unrecognized (must be of type {}): couldn't get version/kind; json parse error: {why} \
+         ({shown})",
+        kind.descriptor().kind
+    ))
 }
 
-fn unreadable(kind: &dyn Kind, error: &serde_json::Error) -> ApiError {
+fn unreadable(kind: &dyn Kind, error: impl std::fmt::Display) -> ApiError {
     let d = kind.descriptor();
     ApiError::BadRequest(format!("{0} in version {1:?} cannot be handled as a {0}: {error}", d.kind, d.version))
 }

@@ -18,7 +18,7 @@ use crate::http::query::Effect;
 use crate::http::reply::Reply;
 use crate::kind::{Kind, Object, Source, Unknown, typed, typed_mut};
 use crate::render::Stored;
-use crate::{admission, meta};
+use crate::{admission, guard, meta};
 
 const ORPHAN: &str = "orphan";
 const FOREGROUND: &str = "foregroundDeletion";
@@ -32,6 +32,7 @@ pub(crate) enum Outcome {
 
 pub(crate) async fn delete(api: &Api, call: &Call, at: At<'_>) -> Result<Reply, ApiError> {
     let (options, effect) = options(call)?;
+    guard::delete(api, at).await?;
     match remove(api, at, &options, effect).await? {
         Outcome::Removed(stored) if at.descriptor().delete_reply == DeleteReply::Status => {
             let object = at.kind.decode(Source::Bytes(&stored.value), Unknown::Ignore);
@@ -52,7 +53,7 @@ pub(crate) async fn delete_collection(
     let wanted = call.query.list_options()?;
     let selector = crate::selector::Selector::parse(&**kind, &wanted.label_selector, &wanted.field_selector)?;
     let prefix = kind.descriptor().prefix(namespace);
-    let snapshot = api.store.list(Range { prefix: &prefix, ..Range::default() }).await?;
+    let snapshot = api.of(&**kind).list(Range { prefix: &prefix, ..Range::default() }).await?;
     let mut listed = Vec::new();
     for entry in snapshot.entries.iter().filter(|e| selector.matches(&**kind, e)) {
         let mut path = entry.key.rsplit('/');
@@ -101,7 +102,7 @@ pub(crate) async fn remove(
     admission::delete(at)?;
     let key = at.key();
     loop {
-        let entry = api.store.get(&key).await?.ok_or_else(|| at.not_found())?;
+        let entry = api.of(at.kind).get(&key).await?.ok_or_else(|| at.not_found())?;
         let old = decode(at.kind, &entry)?;
         check_preconditions(&at, options, &*old, entry.modified)?;
         let mut new = old.copy();
@@ -119,8 +120,8 @@ pub(crate) async fn remove(
             });
         }
         let written = match step {
-            Step::Keep => api.store.update(&key, entry.modified, value.clone()).await,
-            Step::Remove => api.store.delete(&key, entry.modified).await,
+            Step::Keep => api.of(at.kind).update(&key, entry.modified, value.clone()).await,
+            Step::Remove => api.of(at.kind).delete(&key, entry.modified).await,
         };
         match (written, step) {
             (Ok(revision), Step::Keep) => return Ok(Outcome::Waiting(Stored { value, revision })),

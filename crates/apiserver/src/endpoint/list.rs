@@ -82,7 +82,7 @@ pub(crate) async fn list(
         (None, _, None) => None,
     };
     let range = Range { prefix: &prefix, from: from.as_deref(), at };
-    let snapshot = match api.store.list(range).await {
+    let snapshot = match api.of(&**kind).list(range).await {
         Err(ListError::TooOld { .. }) if let Some(token) = token => {
             return Err(ApiError::ContinueExpired { fresh: Token { rv: -1, ..token }.encode() });
         }
@@ -107,6 +107,10 @@ pub(crate) async fn list(
         }
         last = entry.key.strip_prefix(root.as_str());
         found.push(entry.into());
+    }
+    // Lists of custom objects have always shown where they end.
+    if d.custom && form == Form::Plain && metadata.get("continue").is_none() {
+        metadata["continue"] = "".into();
     }
     let body = Body { kind: kind.clone(), form, include: call.query.include_object()?, metadata, now: meta::now() };
     Ok(body.reply(found))

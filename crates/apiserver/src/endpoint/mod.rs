@@ -1,11 +1,13 @@
 //! What each verb does, for any kind. A verb decodes its options, runs the common rules, admission and the kind's
 //! strategy, and writes to the store with compare-and-swap.
 
+mod apply;
 pub(crate) mod binding;
 mod decode;
 pub(crate) mod delete;
 mod list;
 mod read;
+mod scale;
 mod update;
 mod watch;
 pub(crate) mod write;
@@ -21,6 +23,7 @@ use crate::http::Call;
 use crate::http::reply::Reply;
 use crate::http::route::Target;
 use crate::kind::Kind;
+use crate::managed::{Operation, Tracker};
 use crate::selector::Selector;
 use write::Part;
 
@@ -47,7 +50,15 @@ impl At<'_> {
 }
 
 pub(crate) async fn dispatch(api: &Arc<Api>, call: Call, target: Target) -> Result<Reply, ApiError> {
-    let kind = api.kinds.find(&target.group, &target.version, &target.plural).ok_or(ApiError::NoSuchResource)?;
+    let kinds = api.kinds();
+    let target = if binding::is_collection(&call, &target) { binding::redirected(&call, target)? } else { target };
+    let kind = kinds.find(&target.group, &target.version, &target.plural).ok_or(ApiError::NoSuchResource)?;
+    let mut reply = perform(api, call, target, kind).await?;
+    reply.warnings.extend(kind.deprecation().map(Into::into));
+    Ok(reply)
+}
+
+async fn perform(api: &Arc<Api>, call: Call, target: Target, kind: &Arc<dyn Kind>) -> Result<Reply, ApiError> {
     let d = kind.descriptor();
     let namespace = target.namespace.as_deref();
     if namespace.is_some() && !d.namespaced {
@@ -63,8 +74,18 @@ pub(crate) async fn dispatch(api: &Arc<Api>, call: Call, target: Target) -> Resu
     match target.subresource.as_deref() {
         None => object(api, &call, at).await,
         Some("status") if d.has_status => status(api, &call, at).await,
+        Some("scale") if let Some(paths) = &d.scale => scale::scale(api, &call, at, paths).await,
+        // Logs are with the node; here is only known whether there is a pod.
+        Some("log") if d.plural == "pods" && d.group.is_empty() => match read::get(api, &call, at).await {
+            Err(error @ ApiError::NotFound { .. }) => Err(error),
+            _ => Err(ApiError::NoSuchResource),
+        },
         Some("binding") if d.plural == "pods" && d.group.is_empty() => match call.method {
             Method::POST => binding::bind(api, &call, at).await,
+            _ => Err(ApiError::MethodNotAllowed),
+        },
+        Some("token") if d.plural == "serviceaccounts" && d.group.is_empty() => match call.method {
+            Method::POST => crate::review::request_token(api, &call, at).await,
             _ => Err(ApiError::MethodNotAllowed),
         },
         Some("finalize") if d.plural == "namespaces" => match call.method {
@@ -102,7 +123,12 @@ async fn collection(
 async fn create(api: &Arc<Api>, call: &Call, kind: &dyn Kind, namespace: Option<&str>) -> Result<Reply, ApiError> {
     let effect = call.query.effect("CreateOptions")?;
     let validation = call.query.field_validation("CreateOptions")?;
-    let (object, warnings) = decode::body(call, kind, validation)?;
+    if let Some(why) = kind.closed() {
+        return Err(ApiError::NotAllowedNow(why));
+    }
+    let manager = call.query.field_manager("CreateOptions", &call.agent)?;
+    let (mut object, warnings) = decode::body(call, kind, validation)?;
+    Tracker::new(kind, Part::Main, Operation::Update, &manager).created(&mut *object);
     let stored = write::insert(api, kind, namespace, object, effect).await?;
     Ok(read::one(call, kind, StatusCode::CREATED, &stored)?.with_warnings(warnings))
 }
@@ -115,6 +141,8 @@ async fn object(api: &Arc<Api>, call: &Call, at: At<'_>) -> Result<Reply, ApiErr
                 let validation = call.query.field_validation("UpdateOptions")?;
                 let (mut object, warnings) = decode::body(call, at.kind, validation)?;
                 object.meta_mut().name = Some(at.name.into());
+                let manager = call.query.field_manager("UpdateOptions", &call.agent)?;
+                Tracker::new(at.kind, Part::Main, Operation::Update, &manager).created(&mut *object);
                 let effect = call.query.effect("UpdateOptions")?;
                 let stored = write::insert(api, at.kind, at.namespace, object, effect).await?;
                 Ok(read::one(call, at.kind, StatusCode::CREATED, &stored)?.with_warnings(warnings))

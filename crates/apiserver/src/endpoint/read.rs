@@ -21,7 +21,7 @@ pub(crate) async fn get(api: &Api, call: &Call, at: At<'_>) -> Result<Reply, Api
             return Err(ApiError::VersionTooLarge { asked, current });
         }
     }
-    let entry = api.store.get(&at.key()).await?.ok_or_else(|| at.not_found())?;
+    let entry = api.of(at.kind).get(&at.key()).await?.ok_or_else(|| at.not_found())?;
     one(call, at.kind, StatusCode::OK, &Stored::from(&entry))
 }
 

@@ -3,34 +3,53 @@
 use http::StatusCode;
 
 use super::write::{Origin, Part, modify};
-use super::{At, decode, read};
+use super::{At, apply, decode, read};
 use crate::api::Api;
 use crate::error::ApiError;
+use crate::field::FieldError;
 use crate::http::Call;
 use crate::http::reply::Reply;
 use crate::kind::Object;
+use crate::managed::{Operation, Tracker};
 use crate::patch::{self, Format};
 use crate::render::Stored;
 
 pub(crate) async fn put(api: &Api, call: &Call, at: At<'_>, part: Part) -> Result<Reply, ApiError> {
     let effect = call.query.effect("UpdateOptions")?;
     let validation = call.query.field_validation("UpdateOptions")?;
+    let manager = call.query.field_manager("UpdateOptions", &call.agent)?;
+    let tracker = Tracker::new(at.kind, part, Operation::Update, &manager);
     let (object, warnings) = decode::body(call, at.kind, validation)?;
-    let stored =
-        modify(api, at, part, Origin::Put, effect, &mut |_: &dyn Object, _: &Stored| Ok(object.copy())).await?;
+    let mut change = |old: &dyn Object, _: &Stored| {
+        let mut new = object.copy();
+        tracker.updated(old, &mut *new);
+        Ok(new)
+    };
+    let stored = modify(api, at, part, Origin::Put, effect, &mut change).await?;
     Ok(read::one(call, at.kind, StatusCode::OK, &stored)?.with_warnings(warnings))
 }
 
 pub(crate) async fn patch(api: &Api, call: &Call, at: At<'_>, part: Part) -> Result<Reply, ApiError> {
     let effect = call.query.effect("PatchOptions")?;
     let validation = call.query.field_validation("PatchOptions")?;
-    let format = Format::of(call.content_type.as_deref())?;
+    let manager = call.query.field_manager("PatchOptions", &call.agent)?;
+    let format = Format::of(call.content_type.as_deref(), at.kind)?;
+    if format == Format::Apply {
+        return apply::apply(api, call, at, part).await;
+    }
+    if call.query.force().is_some() {
+        let error = FieldError::forbidden("force", "may not be specified for non-apply patch");
+        return Err(ApiError::invalid_option("PatchOptions", error));
+    }
+    let tracker = Tracker::new(at.kind, part, Operation::Update, &manager);
     let patch = patch::Patch::parse(format, &call.body)?;
+    let repeated = decode::repeated(&call.body, validation);
     let mut warnings = Vec::new();
-    let mut change = |_: &dyn Object, stored: &Stored| {
-        let value = patch.apply(at.descriptor(), stored)?;
-        let (object, found) = decode::patched(at, value, validation)?;
+    let mut change = |old: &dyn Object, stored: &Stored| {
+        let value = patch.apply(at.kind, stored)?;
+        let (mut object, found) = decode::patched(at, value, &call.body, repeated.clone(), validation)?;
         warnings = found;
+        tracker.updated(old, &mut *object);
         Ok(object)
     };
     let stored = modify(api, at, part, Origin::Patch, effect, &mut change).await?;

@@ -63,7 +63,7 @@ pub(crate) async fn watch(
         failed: None,
         deadline: deadline(options.timeout),
         bookmarks: options.bookmarks.then(bookmark_ticks),
-        closing: [api.closing.clone(), call.closing.clone()],
+        closing: [api.closing.clone(), call.closing.clone(), kind.retired().cloned().unwrap_or_default()],
     };
     let begun = stream.begin(api, &prefix, start, options.version).await;
     match begun {
@@ -127,7 +127,8 @@ struct Stream {
     failed: Option<ApiError>,
     deadline: Instant,
     bookmarks: Option<Interval>,
-    closing: [CancellationToken; 2],
+    /// Of the server, of the connection, of the kind.
+    closing: [CancellationToken; 3],
 }
 
 enum Wake {
@@ -153,15 +154,15 @@ impl Stream {
                 if let Some(asked) = version.filter(|v| *v > current) {
                     return Err(ApiError::VersionTooLarge { asked, current });
                 }
-                let snapshot = api.store.list(Range { prefix, ..Range::default() }).await?;
                 let kind = &*self.writer.kind;
+                let snapshot = api.of(kind).list(Range { prefix, ..Range::default() }).await?;
                 let matching = snapshot.entries.iter().filter(|e| self.selector.matches(kind, e));
                 self.initial = matching.map(Stored::from).collect();
                 self.marked = Some(snapshot.revision).filter(|_| marked && self.bookmarks.is_some());
                 snapshot.revision
             }
         };
-        self.watcher = Some(api.store.watch(prefix, after).await.map_err(watch_error)?);
+        self.watcher = Some(api.of(&*self.writer.kind).watch(prefix, after).await.map_err(watch_error)?);
         Ok(())
     }
 
@@ -228,11 +229,12 @@ impl Stream {
                 None => std::future::pending().await,
             }
         };
-        let [server, connection] = &self.closing;
+        let [server, connection, kind] = &self.closing;
         Some(tokio::select! {
             biased;
             () = server.cancelled() => Wake::Closing,
             () = connection.cancelled() => Wake::Closing,
+            () = kind.cancelled() => Wake::Closing,
             event = watcher.next() => Wake::Event(event),
             () = tokio::time::sleep_until(self.deadline) => Wake::Deadline,
             () = tick => Wake::Bookmark,

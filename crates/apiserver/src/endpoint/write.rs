@@ -12,7 +12,7 @@ use crate::field::FieldError;
 use crate::http::query::Effect;
 use crate::kind::{Kind, Object, Source, Unknown, typed, typed_mut};
 use crate::render::Stored;
-use crate::{admission, meta};
+use crate::{admission, guard, managed, meta};
 
 const NAME_ATTEMPTS: usize = 8;
 
@@ -51,32 +51,36 @@ pub(crate) async fn insert(
     place(d.namespaced, namespace, &mut *object)?;
     meta::normalise(object.meta_mut());
     kind.default(&mut *object);
+    guard::create(api, kind, &*object).await?;
     admission::create(api, kind, &mut *object).await?;
     meta::stamp_created(object.meta_mut(), now);
-    kind.prepare_create(&mut *object, now);
-    meta::normalise(object.meta_mut());
     let base = object.meta().generate_name.clone().filter(|_| object.meta().name.is_none());
+    let named = object;
     let mut attempt = 0;
     loop {
         attempt += 1;
+        let mut object = named.copy();
         if let Some(base) = &base {
             object.meta_mut().name = Some(meta::generated_name(base));
         }
+        kind.prepare_create(&mut *object, now);
+        meta::normalise(object.meta_mut());
         let name = object.meta().name.clone().unwrap_or_default();
-        let mut errors = meta::validate(object.meta(), kind.name_rule());
+        let mut errors = meta::validate(object.meta(), kind.name_rule(), d.finalizers());
         errors.extend(kind.validate(&*object));
+        errors.extend(kind.validate_new(&*object));
         if !errors.is_empty() {
             return Err(ApiError::invalid(d, &name, errors));
         }
         let value = object.encode();
         let key = d.key(namespace, &name);
         if effect == Effect::DryRun {
-            return match api.store.get(&key).await? {
+            return match api.of(kind).get(&key).await? {
                 Some(entry) => Err(exists(kind, &name, &entry)),
                 None => Ok(Stored { value, revision: 0 }),
             };
         }
-        match api.store.create(&key, value.clone()).await {
+        match api.of(kind).create(&key, value.clone()).await {
             Ok(revision) => return Ok(Stored { value, revision }),
             Err(WriteError::Exists { .. }) if base.is_some() && attempt < NAME_ATTEMPTS => {}
             Err(WriteError::Exists { current, .. }) => return Err(exists(kind, &name, &current)),
@@ -120,12 +124,13 @@ pub(crate) async fn modify(
 ) -> Result<Stored, ApiError> {
     let key = at.key();
     loop {
-        let entry = api.store.get(&key).await?.ok_or_else(|| at.not_found())?;
+        let entry = api.of(at.kind).get(&key).await?.ok_or_else(|| at.not_found())?;
         let stored = Stored::from(&entry);
         let old = decode(at.kind, &entry)?;
         let mut new = change(&*old, &stored)?;
         check_identity(&at, origin, &*new, &*old, entry.modified)?;
         complete(&at, part, &mut *new, &*old);
+        guard::update(api, &at, part, &*new, &*old).await?;
         if part == Part::Main {
             admission::update(api, at.kind, &mut *new, &*old).await?;
         }
@@ -136,13 +141,14 @@ pub(crate) async fn modify(
                 return Ok(Stored { value: new.encode(), ..stored });
             }
             // The last thing that held a deleted object is gone, and so is the object.
-            match api.store.delete(&key, entry.modified).await {
+            match api.of(at.kind).delete(&key, entry.modified).await {
                 Ok(_) => return Ok(Stored { value: new.encode(), ..stored }),
                 Err(WriteError::Conflict { .. }) => continue,
                 Err(WriteError::Missing { .. }) => return Err(at.not_found()),
                 Err(error) => return Err(error.into()),
             }
         }
+        managed::keep_times(&mut *new, &*old, &entry.value);
         let value = new.encode();
         if value == entry.value {
             return Ok(stored);
@@ -150,7 +156,7 @@ pub(crate) async fn modify(
         if effect == Effect::DryRun {
             return Ok(Stored { value, ..stored });
         }
-        match api.store.update(&key, entry.modified, value.clone()).await {
+        match api.of(at.kind).update(&key, entry.modified, value.clone()).await {
             Ok(revision) => return Ok(Stored { value, revision }),
             // The change is computed again; if it insists on a resourceVersion it now fails.
             Err(WriteError::Conflict { .. }) => {}
@@ -241,7 +247,7 @@ fn check_valid(at: &At<'_>, part: Part, new: &dyn Object, old: &dyn Object) -> R
     let mut errors = meta::validate_update(new.meta(), old.meta());
     match part {
         Part::Main => {
-            errors.extend(meta::validate(new.meta(), at.kind.name_rule()));
+            errors.extend(meta::validate(new.meta(), at.kind.name_rule(), at.descriptor().finalizers()));
             errors.extend(at.kind.validate(new));
             errors.extend(at.kind.validate_update(new, old));
         }

@@ -3,9 +3,10 @@
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
-use futures::Stream;
+use futures::{Stream, StreamExt};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 
@@ -22,6 +23,16 @@ pub(crate) enum ApiBody {
 impl ApiBody {
     pub(crate) fn full(bytes: impl Into<Bytes>) -> Self {
         Self::Full(Some(bytes.into()))
+    }
+
+    /// Keeps something alive as long as the body is being sent.
+    pub(crate) fn holding(self, guard: impl Send + 'static) -> Self {
+        match self {
+            Self::Full(_) => self,
+            Self::Stream(stream) => Self::stream(stream.inspect(move |_| {
+                let _held = &guard;
+            })),
+        }
     }
 
     pub(crate) fn stream(stream: impl Stream<Item = Bytes> + Send + 'static) -> Self {
@@ -52,7 +63,8 @@ impl Body for ApiBody {
     }
 }
 
-pub(crate) async fn read<B>(body: B) -> Result<Bytes, ApiError>
+/// The whole body; one that does not come in time costs its sender the request.
+pub(crate) async fn read<B>(body: B, patience: Duration) -> Result<Bytes, ApiError>
 where
     B: Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -60,7 +72,9 @@ where
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
-    match Limited::new(body, REQUEST_LIMIT).collect().await {
+    let reading = Limited::new(body, REQUEST_LIMIT).collect();
+    let Ok(outcome) = tokio::time::timeout(patience, reading).await else { return Err(ApiError::Slow) };
+    match outcome {
         Ok(collected) => Ok(collected.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => Err(ApiError::TooLarge { limit: REQUEST_LIMIT }),
         Err(error) => Err(ApiError::BadRequest(format!("cannot read the body: {error}"))),

@@ -3,24 +3,30 @@
 
 pub(crate) mod accept;
 pub(crate) mod body;
+pub(crate) mod gate;
+mod health;
 mod protobuf;
+mod protobuf_security;
 pub(crate) mod query;
 pub(crate) mod reply;
 pub(crate) mod route;
+mod warning;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
-use http::header::{ACCEPT, CONTENT_TYPE};
+use http::header::{ACCEPT, CONTENT_TYPE, IF_NONE_MATCH, USER_AGENT};
 use http::request::Parts;
-use http::{Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use tokio_util::sync::CancellationToken;
 
 use crate::api::Api;
-use crate::authenticate::Caller;
+use crate::authenticate::{Caller, Peer, authenticate, token};
 use crate::error::ApiError;
-use crate::{discovery, endpoint, openapi};
+use crate::{discovery, endpoint, guard, metrics, openapi, review};
 use body::ApiBody;
+use gate::Asked;
 use query::Query;
 use reply::Reply;
 use route::Route;
@@ -31,6 +37,8 @@ pub(crate) struct Call {
     pub(crate) query: Query,
     pub(crate) accept: Option<String>,
     pub(crate) content_type: Option<String>,
+    /// Who the client says it is.
+    pub(crate) agent: String,
     pub(crate) body: Bytes,
     /// Ends streams when the connection's server stops.
     pub(crate) closing: CancellationToken,
@@ -39,22 +47,73 @@ pub(crate) struct Call {
 pub(crate) async fn handle<B>(
     api: Arc<Api>,
     request: Request<B>,
-    caller: Option<Caller>,
+    peer: Peer,
     closing: CancellationToken,
 ) -> Response<ApiBody>
 where
     B: http_body::Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
+    let begun = Instant::now();
     let (parts, body) = request.into_parts();
-    let outcome = match body::read(body).await {
-        Ok(body) => answer(&api, parts, body, caller, closing).await,
-        Err(error) => Err(error),
+    let route = route::parse(parts.uri.path());
+    let asked = Asked::new(&api, &parts, &route);
+    let id = audit_id(&parts.headers);
+    let pretty = wants_pretty(&parts);
+    let known = authenticate(&api, &peer, &parts.headers).await;
+    let admitted = match &known {
+        Ok(caller) => gate::admit(&api, caller.clone(), &parts.headers, &asked).await,
+        Err(error) => Err(error.clone()),
     };
-    match outcome {
+    let outcome = match &admitted {
+        // Whoever may not do what the path says does not get to send a body either.
+        Err(error) => Err(error.clone()),
+        Ok(caller) => match body::read(body, api.limits.body).await {
+            Ok(body) => {
+                let work = Box::pin(answer(&api, parts, route, body, caller, closing));
+                guard::on_behalf(caller.clone(), asked.verb, work).await
+            }
+            Err(error) => Err(error),
+        },
+    };
+    let mut response = match outcome {
+        Ok(reply) if pretty => reply.pretty().into_response(),
         Ok(reply) => reply.into_response(),
         Err(error) => reply::error(&error),
+    };
+    let (code, took) = (response.status(), begun.elapsed());
+    api.security.metrics.answered(&asked, code, took);
+    if let Some(audit) = &api.security.audit {
+        audit.record(&id, known.as_deref().ok(), admitted.as_deref().ok(), &asked, code, took);
     }
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(AUDIT_ID, id);
+    }
+    if asked.verb == "watch" && code == StatusCode::OK {
+        let watching = api.security.metrics.watching(&asked);
+        return response.map(|body| body.holding(watching));
+    }
+    response
+}
+
+/// People with a browser or curl get indented answers, unless they say otherwise.
+fn wants_pretty(parts: &Parts) -> bool {
+    let query = Query::parse(parts.uri.query());
+    match query.get("pretty") {
+        Some(text) => !matches!(text, "0" | "false"),
+        None => {
+            let agent = parts.headers.get(USER_AGENT).and_then(|v| v.to_str().ok()).unwrap_or_default();
+            ["curl", "Wget", "Mozilla/"].iter().any(|name| agent.starts_with(name))
+        }
+    }
+}
+
+const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
+
+/// The id a client gave the request, or a new one.
+fn audit_id(headers: &HeaderMap) -> String {
+    let given = headers.get(AUDIT_ID).and_then(|v| v.to_str().ok()).filter(|v| !v.is_empty() && v.len() <= 64);
+    given.map_or_else(|| uuid::Uuid::new_v4().to_string(), Into::into)
 }
 
 /// What a client of a server that is gone is told.
@@ -65,34 +124,41 @@ pub(crate) fn unavailable() -> Response<ApiBody> {
 async fn answer(
     api: &Arc<Api>,
     parts: Parts,
+    route: Route,
     body: Bytes,
-    caller: Option<Caller>,
+    caller: &Caller,
     closing: CancellationToken,
 ) -> Result<Reply, ApiError> {
     let header = |name| parts.headers.get(name).and_then(|v: &http::HeaderValue| v.to_str().ok());
     let accept = header(ACCEPT);
-    let route = route::parse(parts.uri.path());
-    if let Route::Health(check) = &route {
-        let verbose = Query::parse(parts.uri.query()).get("verbose").is_some();
-        let text = if verbose { format!("[+]ping ok\n[+]store ok\n{check} check passed\n") } else { "ok".into() };
-        return Ok(Reply::text(StatusCode::OK, text));
-    }
-    if route == Route::Version {
-        return Ok(discovery::version());
-    }
-    let caller = caller.ok_or(ApiError::Unauthorized)?;
-    // Authorization belongs here: whoever has proved to be somebody may do everything so far.
-    tracing::trace!(user = caller.name, groups = ?caller.groups, method = %parts.method, uri = %parts.uri, "request");
+    let kinds = api.kinds();
+    let reads = matches!(parts.method, Method::GET | Method::HEAD);
     match route {
-        Route::Root => Ok(discovery::root(&api.kinds)),
-        Route::CoreVersions => Ok(discovery::core_versions(&api.kinds, accept)),
-        Route::Groups => Ok(discovery::groups(&api.kinds, accept)),
-        Route::Group(group) => discovery::group(&api.kinds, &group),
-        Route::Resources { group, version } => discovery::resources(&api.kinds, &group, &version),
-        Route::OpenApiV2 => Ok(openapi::v2(accept)),
-        Route::OpenApiV3 => Ok(openapi::v3_index(&api.kinds)),
-        Route::OpenApiV3Document(path) => openapi::v3_document(&api.kinds, &path),
-        Route::Resource(target) if api.kinds.in_version(&target.group, &target.version).next().is_none() => {
+        // Only objects can be written.
+        ref other if !reads && !matches!(other, Route::Resource(_) | Route::Unknown) => Err(ApiError::MethodNotAllowed),
+        Route::Health(_) => Ok(health::check(api, parts.uri.path(), parts.uri.query()).await),
+        Route::Version => Ok(discovery::version()),
+        Route::Metrics => match api.security.metrics.text(api).await {
+            Ok(text) => Ok(Reply { content_type: metrics::MEDIA_TYPE, ..Reply::text(StatusCode::OK, text) }),
+            Err(error) => Err(ApiError::Internal(error.to_string())),
+        },
+        Route::Issuer => Ok(Reply::json(StatusCode::OK, &token::configuration())),
+        Route::KeySet => Ok(Reply {
+            content_type: "application/jwk-set+json",
+            ..Reply::json(StatusCode::OK, &api.security.signer.key_set())
+        }),
+        Route::Root => Ok(discovery::root(&kinds)),
+        Route::CoreVersions => Ok(discovery::core_versions(&kinds, accept).conditional(header(IF_NONE_MATCH))),
+        Route::Groups => Ok(discovery::groups(&kinds, accept).conditional(header(IF_NONE_MATCH))),
+        Route::Group(group) => discovery::group(&kinds, &group),
+        Route::Resources { group, version } => discovery::resources(&kinds, &group, &version),
+        Route::OpenApiV2 => Ok(openapi::v2(&kinds, openapi::Asked::of(&parts))),
+        Route::OpenApiV3 => Ok(openapi::v3_index(&kinds)),
+        Route::OpenApiV3Document(path) => openapi::v3_document(&kinds, &path, openapi::Asked::of(&parts)),
+        Route::Resource(target)
+            if kinds.in_version(&target.group, &target.version).next().is_none()
+                && !review::is_group(&target.group, &target.version) =>
+        {
             Ok(page_not_found())
         }
         Route::Resource(target) => {
@@ -101,13 +167,17 @@ async fn answer(
                 query: Query::parse(parts.uri.query()),
                 accept: accept.map(Into::into),
                 content_type,
+                agent: header(USER_AGENT).unwrap_or(&caller.name).to_owned(),
                 method: parts.method,
                 body,
                 closing,
             };
-            endpoint::dispatch(api, call, target).await
+            match review::find(&target.group, &target.version, &target.plural) {
+                Some(_) => review::answer(api, &call, caller, &target).await,
+                None => endpoint::dispatch(api, call, target).await,
+            }
         }
-        Route::Health(_) | Route::Version | Route::Unknown => Ok(page_not_found()),
+        Route::Unknown => Ok(page_not_found()),
     }
 }
 

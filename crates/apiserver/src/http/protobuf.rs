@@ -6,14 +6,16 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Map, Value};
 
+use super::protobuf_security;
+
 pub(crate) const MEDIA_TYPE: &str = "application/vnd.kubernetes.protobuf";
 const MAGIC: &[u8] = b"k8s\0";
 
 /// A field of a message: its number, its JSON name and what it holds.
-type Field = (u64, &'static str, Holds);
+pub(super) type Field = (u64, &'static str, Holds);
 
 #[derive(Clone, Copy)]
-enum Holds {
+pub(super) enum Holds {
     Text,
     Texts,
     Flag,
@@ -36,7 +38,7 @@ const OWNER: &[Field] = &[
     (7, "blockOwnerDeletion", Flag),
 ];
 /// Timestamps and managed fields are the server's own business; a body's are skipped.
-const METADATA: &[Field] = &[
+pub(super) const METADATA: &[Field] = &[
     (1, "name", Text),
     (2, "generateName", Text),
     (3, "namespace", Text),
@@ -130,8 +132,11 @@ pub(crate) fn decode(body: &[u8]) -> Result<Value, ProtobufError> {
         }
     }
     let kind = head.get("kind").and_then(Value::as_str).unwrap_or_default();
-    let (_, fields) =
-        KINDS.iter().find(|(name, _)| *name == kind).ok_or_else(|| ProtobufError::UnknownKind(kind.into()))?;
+    let (_, fields) = KINDS
+        .iter()
+        .chain(protobuf_security::KINDS)
+        .find(|(name, _)| *name == kind)
+        .ok_or_else(|| ProtobufError::UnknownKind(kind.into()))?;
     head.append(&mut message(raw, fields)?);
     Ok(head.into())
 }

@@ -7,6 +7,8 @@ use cleat_store::Revision;
 use crate::error::ApiError;
 use crate::field::FieldError;
 
+const MANAGER_LIMIT: usize = 128;
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Query(Vec<(String, String)>);
 
@@ -57,6 +59,10 @@ impl Query {
         self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
+    pub(crate) fn all(&self, name: &'static str) -> impl Iterator<Item = &str> {
+        self.0.iter().filter(move |(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
     fn present(&self, name: &str) -> Option<&str> {
         self.get(name).filter(|v| !v.is_empty())
     }
@@ -64,6 +70,10 @@ impl Query {
     /// Boolean parameters are true unless they say otherwise: `?watch` and `?watch=1` both are.
     fn flag(&self, name: &str) -> Option<bool> {
         self.get(name).map(|v| !matches!(v.to_ascii_lowercase().as_str(), "false" | "0"))
+    }
+
+    pub(crate) fn is_watch(&self) -> bool {
+        self.flag("watch").unwrap_or(false)
     }
 
     fn number<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>, ApiError> {
@@ -95,6 +105,26 @@ impl Query {
         }
     }
 
+    /// Who the change is recorded for: named by the request, or by the client's name for itself.
+    pub(crate) fn field_manager(&self, options_kind: &str, agent: &str) -> Result<String, ApiError> {
+        let Some(name) = self.present("fieldManager") else {
+            let prefix = agent.split('/').next().unwrap_or_default();
+            return Ok(prefix.chars().take_while(|c| !c.is_control()).take(MANAGER_LIMIT).collect());
+        };
+        let error = if name.len() > MANAGER_LIMIT {
+            FieldError::too_long("fieldManager", MANAGER_LIMIT)
+        } else if name.chars().any(char::is_control) {
+            FieldError::invalid("fieldManager", name, "should only contain printable characters")
+        } else {
+            return Ok(name.into());
+        };
+        Err(ApiError::invalid_option(options_kind, error))
+    }
+
+    pub(crate) fn force(&self) -> Option<bool> {
+        self.flag("force")
+    }
+
     pub(crate) fn grace_period(&self) -> Result<Option<i64>, ApiError> {
         self.number("gracePeriodSeconds")
     }
@@ -122,7 +152,7 @@ impl Query {
             timeout: self.number("timeoutSeconds")?.filter(|n| *n > 0).map(Duration::from_secs),
             bookmarks: self.flag("allowWatchBookmarks").unwrap_or(false),
             initial_events: self.flag("sendInitialEvents"),
-            watch: self.flag("watch").unwrap_or(false),
+            watch: self.is_watch(),
         })
     }
 

@@ -1,17 +1,19 @@
 //! PATCH: which algorithm the content type asks for, and its application to a stored object.
 
-mod merge_keys;
+mod json;
 mod strategic;
 
 use bytes::BytesMut;
 use serde_json::Value;
 
-use crate::descriptor::Descriptor;
 use crate::error::ApiError;
+use crate::kind::Kind;
 use crate::render::{self, Stored};
+use crate::schema::Schema;
 
-const ACCEPTED: &str =
-    "application/json-patch+json, application/merge-patch+json, application/strategic-merge-patch+json";
+const ACCEPTED: &str = "application/json-patch+json, application/merge-patch+json, \
+                        application/strategic-merge-patch+json, application/apply-patch+yaml";
+const ACCEPTED_CUSTOM: &str = "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml";
 const OPERATIONS_LIMIT: usize = 10_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,14 +21,17 @@ pub(crate) enum Format {
     Json,
     Merge,
     Strategic,
+    Apply,
 }
 
 impl Format {
-    pub(crate) fn of(content_type: Option<&str>) -> Result<Self, ApiError> {
+    pub(crate) fn of(content_type: Option<&str>, kind: &dyn Kind) -> Result<Self, ApiError> {
         match content_type.unwrap_or_default().split(';').next().unwrap_or_default().trim() {
             "application/json-patch+json" => Ok(Self::Json),
             "application/merge-patch+json" => Ok(Self::Merge),
-            "application/strategic-merge-patch+json" => Ok(Self::Strategic),
+            "application/strategic-merge-patch+json" if kind.merges_strategically() => Ok(Self::Strategic),
+            "application/apply-patch+yaml" => Ok(Self::Apply),
+            _ if !kind.merges_strategically() => Err(ApiError::UnsupportedMediaType(ACCEPTED_CUSTOM)),
             _ => Err(ApiError::UnsupportedMediaType(ACCEPTED)),
         }
     }
@@ -42,10 +47,13 @@ impl Patch {
     pub(crate) fn parse(format: Format, body: &[u8]) -> Result<Self, ApiError> {
         let bad = |e: serde_json::Error| ApiError::BadRequest(format!("error decoding patch: {e}"));
         let object = || -> Result<Value, ApiError> {
-            let value: Value = serde_json::from_slice(body).map_err(bad)?;
-            match value.is_object() {
-                true => Ok(value),
-                false => Err(ApiError::BadRequest("error decoding patch: it is not an object".into())),
+            let value: Value =
+                serde_json::from_slice(body).map_err(|_| ApiError::BadRequest("invalid JSON patch".into()))?;
+            match found(&value) {
+                "object" => Ok(value),
+                other => Err(ApiError::BadRequest(format!(
+                    "error decoding patch: json: cannot unmarshal {other} into Go value of type map[string]interface {{}}"
+                ))),
             }
         };
         Ok(match format {
@@ -61,22 +69,39 @@ impl Patch {
             }
             Format::Merge => Self::Merge(object()?),
             Format::Strategic => Self::Strategic(object()?),
+            Format::Apply => return Err(ApiError::Internal("an apply is not a patch of what is stored".into())),
         })
     }
 
     /// The patched object, with the resourceVersion it was read at unless the patch carries its own.
-    pub(crate) fn apply(&self, descriptor: &Descriptor, stored: &Stored) -> Result<Value, ApiError> {
+    pub(crate) fn apply(&self, kind: &dyn Kind, stored: &Stored) -> Result<Value, ApiError> {
         let mut bytes = BytesMut::new();
-        render::object(&mut bytes, descriptor, stored);
+        render::object(&mut bytes, kind.descriptor(), stored);
         let mut value: Value = serde_json::from_slice(&bytes)
             .map_err(|e| ApiError::Internal(format!("a stored object cannot be read: {e}")))?;
-        match self {
-            Self::Json(patch) => {
-                json_patch::patch(&mut value, patch).map_err(|_| ApiError::PatchRejected)?;
-            }
-            Self::Merge(patch) => json_patch::merge(&mut value, patch),
-            Self::Strategic(patch) => strategic::merge(&descriptor.kind, &mut value, patch)?,
-        }
+        self.merge(kind.schema(), &mut value)?;
         Ok(value)
+    }
+
+    /// Applies the patch to an object of this shape.
+    pub(crate) fn merge(&self, schema: &Schema, value: &mut Value) -> Result<(), ApiError> {
+        match self {
+            Self::Json(patch) => json::apply(value, patch)?,
+            Self::Merge(patch) => json_patch::merge(value, patch),
+            Self::Strategic(patch) => strategic::merge(schema, value, patch)?,
+        }
+        Ok(())
+    }
+}
+
+/// What a value is, in the words of the real server's decoder.
+fn found(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
     }
 }

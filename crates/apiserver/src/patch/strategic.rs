@@ -3,158 +3,178 @@
 
 use serde_json::{Map, Value};
 
-use super::merge_keys::{ListRule, rule};
 use crate::error::ApiError;
+use crate::schema::{At, PatchRule, Schema};
 
 const PATCH: &str = "$patch";
 const RETAIN_KEYS: &str = "$retainKeys";
 const ORDER: &str = "$setElementOrder/";
 const DELETE: &str = "$deleteFromPrimitiveList/";
 
-pub(crate) fn merge(kind: &str, target: &mut Value, patch: &Value) -> Result<(), ApiError> {
+pub(crate) fn merge(schema: &Schema, target: &mut Value, patch: &Value) -> Result<(), ApiError> {
     let (Value::Object(target), Value::Object(patch)) = (target, patch) else {
         return Err(bad("a strategic merge patch must be an object"));
     };
-    Merge { kind }.object(target, patch, "")
+    object(schema.root(), target, patch)
 }
 
 fn bad(why: impl Into<String>) -> ApiError {
     ApiError::BadRequest(why.into())
 }
 
-struct Merge<'a> {
-    kind: &'a str,
+fn object(at: At<'_>, target: &mut Map<String, Value>, patch: &Map<String, Value>) -> Result<(), ApiError> {
+    match directive(patch)? {
+        Some("replace") => {
+            *target = plain(patch);
+            return Ok(());
+        }
+        Some("delete") => {
+            target.clear();
+            return Ok(());
+        }
+        _ => {}
+    }
+    if let Some(keep) = patch.get(RETAIN_KEYS) {
+        let keep = keep.as_array().ok_or_else(|| bad("$retainKeys must be a list"))?;
+        target.retain(|key, _| keep.iter().any(|k| k == key));
+    }
+    for (key, removed) in with_prefix(patch, DELETE) {
+        let removed = removed.as_array().ok_or_else(|| bad(format!("{DELETE}{key} must be a list")))?;
+        if let Some(Value::Array(list)) = target.get_mut(key) {
+            list.retain(|v| !removed.contains(v));
+        }
+    }
+    for (key, change) in patch.iter().filter(|(key, _)| !key.starts_with('$')) {
+        let inner = at.member(key).unwrap_or_else(|| Schema::unknown().root());
+        match change {
+            Value::Null => {
+                target.remove(key);
+            }
+            Value::Object(change) => match target.get_mut(key) {
+                Some(Value::Object(current)) => object(inner, current, change)?,
+                _ => {
+                    if directive(change)? == Some("delete") {
+                        target.remove(key);
+                        continue;
+                    }
+                    let mut fresh = Map::new();
+                    object(inner, &mut fresh, change)?;
+                    target.insert(key.clone(), fresh.into());
+                }
+            },
+            Value::Array(change) => {
+                let current = match target.remove(key) {
+                    Some(Value::Array(current)) => current,
+                    _ => Vec::new(),
+                };
+                let order = patch.get(&format!("{ORDER}{key}"));
+                let merged = list(inner, rule(at, key), current, change, order)?;
+                target.insert(key.clone(), merged.into());
+            }
+            scalar => {
+                target.insert(key.clone(), scalar.clone());
+            }
+        }
+    }
+    // An order without changes to the list itself still sorts what is there.
+    for (key, order) in with_prefix(patch, ORDER).filter(|(key, _)| !patch.contains_key(*key)) {
+        let inner = at.member(key).unwrap_or_else(|| Schema::unknown().root());
+        if let Some(Value::Array(current)) = target.remove(key) {
+            target.insert(key.to_owned(), list(inner, rule(at, key), current, &[], Some(order))?.into());
+        }
+    }
+    Ok(())
 }
 
-impl Merge<'_> {
-    fn object(&self, target: &mut Map<String, Value>, patch: &Map<String, Value>, path: &str) -> Result<(), ApiError> {
-        match directive(patch)? {
-            Some("replace") => {
-                *target = plain(patch);
-                return Ok(());
-            }
-            Some("delete") => {
-                target.clear();
-                return Ok(());
-            }
-            _ => {}
+fn list(
+    at: At<'_>,
+    rule: &PatchRule,
+    current: Vec<Value>,
+    change: &[Value],
+    order: Option<&Value>,
+) -> Result<Vec<Value>, ApiError> {
+    let order = match order {
+        Some(Value::Array(order)) => Some(order.as_slice()),
+        Some(_) => return Err(bad("$setElementOrder must be a list")),
+        None => None,
+    };
+    match rule {
+        PatchRule::Plain | PatchRule::Retaining if change.is_empty() && order.is_some() => Ok(current),
+        PatchRule::Plain | PatchRule::Retaining => {
+            Ok(change.iter().filter(|v| !is_directive(v)).map(|v| without_directives(v.clone())).collect())
         }
-        if let Some(keep) = patch.get(RETAIN_KEYS) {
-            let keep = keep.as_array().ok_or_else(|| bad("$retainKeys must be a list"))?;
-            target.retain(|key, _| keep.iter().any(|k| k == key));
-        }
-        for (key, removed) in with_prefix(patch, DELETE) {
-            let removed = removed.as_array().ok_or_else(|| bad(format!("{DELETE}{key} must be a list")))?;
-            if let Some(Value::Array(list)) = target.get_mut(key) {
-                list.retain(|v| !removed.contains(v));
-            }
-        }
-        for (key, change) in patch.iter().filter(|(key, _)| !key.starts_with('$')) {
-            let inner = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-            match change {
-                Value::Null => {
-                    target.remove(key);
-                }
-                Value::Object(change) => match target.get_mut(key) {
-                    Some(Value::Object(current)) => self.object(current, change, &inner)?,
-                    _ => {
-                        if directive(change)? == Some("delete") {
-                            target.remove(key);
-                            continue;
-                        }
-                        let mut fresh = Map::new();
-                        self.object(&mut fresh, change, &inner)?;
-                        target.insert(key.clone(), fresh.into());
-                    }
-                },
-                Value::Array(change) => {
-                    let current = match target.remove(key) {
-                        Some(Value::Array(current)) => current,
-                        _ => Vec::new(),
-                    };
-                    let order = patch.get(&format!("{ORDER}{key}"));
-                    let merged = self.list(current, change, order, &inner)?;
-                    target.insert(key.clone(), merged.into());
-                }
-                scalar => {
-                    target.insert(key.clone(), scalar.clone());
+        PatchRule::Set => {
+            consistent(change.iter(), order, |a, b| a == b)?;
+            let mut merged = current;
+            for value in change {
+                if !merged.contains(value) {
+                    merged.push(value.clone());
                 }
             }
+            Ok(ordered(merged, order, |a, b| a == b))
         }
-        // An order without changes to the list itself still sorts what is there.
-        for (key, order) in with_prefix(patch, ORDER).filter(|(key, _)| !patch.contains_key(*key)) {
-            let inner = if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
-            if let Some(Value::Array(current)) = target.remove(key) {
-                target.insert(key.to_owned(), self.list(current, &[], Some(order), &inner)?.into());
-            }
+        PatchRule::By(key) | PatchRule::ByRetaining(key) => {
+            let key = &**key;
+            let named = |v: &&Value| v.get(PATCH).is_none_or(|p| p == "merge") && v.get(key).is_some();
+            consistent(change.iter().filter(named), order, |element, wanted| element.get(key) == wanted.get(key))?;
+            let merged = keyed(at, current, change, key)?;
+            Ok(ordered(merged, order, |element, wanted| element.get(key) == wanted.get(key)))
         }
-        Ok(())
     }
+}
 
-    fn list(
-        &self,
-        current: Vec<Value>,
-        change: &[Value],
-        order: Option<&Value>,
-        path: &str,
-    ) -> Result<Vec<Value>, ApiError> {
-        let order = match order {
-            Some(Value::Array(order)) => Some(order.as_slice()),
-            Some(_) => return Err(bad("$setElementOrder must be a list")),
-            None => None,
+fn keyed(at: At<'_>, current: Vec<Value>, change: &[Value], key: &str) -> Result<Vec<Value>, ApiError> {
+    // A lone `$patch: replace` element stands for the whole list.
+    if change.iter().any(|v| v.get(PATCH).is_some_and(|p| p == "replace") && v.get(key).is_none()) {
+        return Ok(change.iter().filter(|v| !is_directive(v)).map(|v| without_directives(v.clone())).collect());
+    }
+    let mut merged = current;
+    for element in change {
+        let Value::Object(fields) = element else {
+            return Err(bad(format!("an element of a list merged by {key} must be an object")));
         };
-        match rule(self.kind, path) {
-            ListRule::Replace if change.is_empty() && order.is_some() => Ok(current),
-            ListRule::Replace => {
-                Ok(change.iter().filter(|v| !is_directive(v)).map(|v| without_directives(v.clone())).collect())
-            }
-            ListRule::Set => {
-                let mut merged = current;
-                for value in change {
-                    if !merged.contains(value) {
-                        merged.push(value.clone());
-                    }
+        let id =
+            fields.get(key).ok_or_else(|| bad(format!("map: {element} does not contain declared merge key: {key}")))?;
+        let found = merged.iter().position(|e| e.get(key) == Some(id));
+        match (directive(fields)?, found) {
+            (Some("delete"), _) => merged.retain(|e| e.get(key) != Some(id)),
+            (Some("replace"), Some(found)) => merged[found] = plain(fields).into(),
+            (_, Some(found)) => {
+                if let Value::Object(target) = &mut merged[found] {
+                    object(at.element(), target, fields)?;
                 }
-                Ok(ordered(merged, order, |a, b| a == b))
             }
-            ListRule::By(key) => {
-                let merged = self.keyed(current, change, key, path)?;
-                Ok(ordered(merged, order, |element, wanted| element.get(key) == wanted.get(key)))
+            (_, None) => {
+                let mut fresh = Map::new();
+                object(at.element(), &mut fresh, fields)?;
+                merged.push(fresh.into());
             }
         }
     }
+    Ok(merged)
+}
 
-    fn keyed(&self, current: Vec<Value>, change: &[Value], key: &str, path: &str) -> Result<Vec<Value>, ApiError> {
-        // A lone `$patch: replace` element stands for the whole list.
-        if change.iter().any(|v| v.get(PATCH).is_some_and(|p| p == "replace") && v.get(key).is_none()) {
-            return Ok(change.iter().filter(|v| !is_directive(v)).map(|v| without_directives(v.clone())).collect());
+fn rule<'a>(at: At<'a>, key: &str) -> &'a PatchRule {
+    at.declared(key).map_or(&PatchRule::Plain, |field| &field.patch)
+}
+
+/// A patch that fixes the order of a list must list its own elements in that order.
+fn consistent<'a>(
+    elements: impl Iterator<Item = &'a Value>,
+    order: Option<&[Value]>,
+    same: impl Fn(&Value, &Value) -> bool,
+) -> Result<(), ApiError> {
+    let Some(order) = order else { return Ok(()) };
+    let mut rest = order.iter();
+    for element in elements {
+        if !rest.any(|wanted| same(element, wanted)) {
+            return Err(bad(format!(
+                "The order in patch list doesn't match $setElementOrder list: {}",
+                Value::from(order)
+            )));
         }
-        let mut merged = current;
-        for element in change {
-            let Value::Object(fields) = element else {
-                return Err(bad(format!("{path}: an element of a list merged by {key} must be an object")));
-            };
-            let id = fields
-                .get(key)
-                .ok_or_else(|| bad(format!("map: {element} does not contain declared merge key: {key}")))?;
-            let found = merged.iter().position(|e| e.get(key) == Some(id));
-            match (directive(fields)?, found) {
-                (Some("delete"), _) => merged.retain(|e| e.get(key) != Some(id)),
-                (Some("replace"), Some(at)) => merged[at] = plain(fields).into(),
-                (_, Some(at)) => {
-                    if let Value::Object(target) = &mut merged[at] {
-                        self.object(target, fields, path)?;
-                    }
-                }
-                (_, None) => {
-                    let mut fresh = Map::new();
-                    self.object(&mut fresh, fields, path)?;
-                    merged.push(fresh.into());
-                }
-            }
-        }
-        Ok(merged)
     }
+    Ok(())
 }
 
 fn directive(patch: &Map<String, Value>) -> Result<Option<&str>, ApiError> {
@@ -210,12 +230,23 @@ fn ordered(merged: Vec<Value>, order: Option<&[Value]>, same: impl Fn(&Value, &V
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::core::v1::{ConfigMap, Node, PersistentVolume, Pod};
     use serde_json::json;
 
     use super::*;
 
+    fn schema(kind: &str) -> Schema {
+        match kind {
+            "Pod" => Schema::of::<Pod>(),
+            "Node" => Schema::of::<Node>(),
+            "PersistentVolume" => Schema::of::<PersistentVolume>(),
+            "ConfigMap" => Schema::of::<ConfigMap>(),
+            other => panic!("no schema for {other}"),
+        }
+    }
+
     fn merged(kind: &str, mut target: Value, patch: Value) -> Value {
-        merge(kind, &mut target, &patch).unwrap();
+        merge(&schema(kind), &mut target, &patch).unwrap();
         target
     }
 
@@ -281,7 +312,17 @@ mod tests {
     fn an_element_without_its_key_is_refused() {
         let mut target = json!({});
         let patch = json!({"spec":{"containers":[{"image":"x"}]}});
-        let error = merge("Pod", &mut target, &patch).unwrap_err();
+        let error = merge(&schema("Pod"), &mut target, &patch).unwrap_err();
         assert!(error.to_string().contains("does not contain declared merge key: name"), "{error}");
+    }
+
+    #[test]
+    fn an_order_that_contradicts_the_elements_is_refused() {
+        let mut target = json!({"spec":{"containers":[{"name":"a"},{"name":"b"}]}});
+        let patch = json!({"spec":{
+            "$setElementOrder/containers":[{"name":"a"},{"name":"b"}],
+            "containers":[{"name":"b","image":"x"},{"name":"a","image":"x"}]}});
+        let error = merge(&schema("Pod"), &mut target, &patch).unwrap_err();
+        assert!(error.to_string().contains("$setElementOrder"), "{error}");
     }
 }

@@ -61,7 +61,7 @@ impl Strategy for Claims {
     fn validate(claim: &PersistentVolumeClaim) -> Vec<FieldError> {
         let mut errors = Vec::new();
         if let Some(spec) = &claim.spec {
-            validate_spec(spec, &mut errors);
+            validate_spec(spec, "spec", &mut errors);
         }
         errors
     }
@@ -155,27 +155,29 @@ pub(super) fn default_spec(spec: &mut PersistentVolumeClaimSpec) {
     canonical(&mut resources.limits);
 }
 
-pub(super) fn validate_spec(spec: &PersistentVolumeClaimSpec, errors: &mut Vec<FieldError>) {
-    check_access_modes(spec.access_modes.as_ref(), errors);
+pub(super) fn validate_spec(spec: &PersistentVolumeClaimSpec, path: &str, errors: &mut Vec<FieldError>) {
+    check_access_modes(spec.access_modes.as_ref(), &format!("{path}.accessModes"), errors);
     let requests = spec.resources.as_ref().and_then(|r| r.requests.as_ref());
-    check_storage(requests, "spec.resources[storage]", errors);
-    check_choice("spec.volumeMode", spec.volume_mode.as_ref(), &["Block", "Filesystem"], errors);
+    check_storage(requests, &format!("{path}.resources[storage]"), errors);
+    check_choice(&format!("{path}.volumeMode"), spec.volume_mode.as_ref(), &["Block", "Filesystem"], errors);
     if let Some(class) = spec.storage_class_name.as_deref().filter(|c| !c.is_empty())
         && let Err(why) = names::subdomain(class)
     {
-        errors.push(FieldError::invalid("spec.storageClassName", class, why));
+        errors.push(FieldError::invalid(format!("{path}.storageClassName"), class, why));
     }
     if let Some(selector) = &spec.selector {
-        check_selector("spec.selector", selector, errors);
+        check_selector(&format!("{path}.selector"), selector, errors);
     }
     if let Some(source) = &spec.data_source {
-        check_source("spec.dataSource", source.api_group.as_deref(), &source.kind, &source.name, errors);
+        let at = format!("{path}.dataSource");
+        check_source(&at, source.api_group.as_deref(), &source.kind, &source.name, errors);
     }
     if let Some(source) = &spec.data_source_ref {
-        check_source("spec.dataSourceRef", source.api_group.as_deref(), &source.kind, &source.name, errors);
+        let at = format!("{path}.dataSourceRef");
+        check_source(&at, source.api_group.as_deref(), &source.kind, &source.name, errors);
         let mirrored = spec.data_source.as_ref().is_none_or(|s| *s == local(source));
         if !mirrored {
-            errors.push(FieldError::invalid("spec", "", "must match dataSourceRef"));
+            errors.push(FieldError::invalid(path, "", "must match dataSourceRef"));
         }
     }
 }

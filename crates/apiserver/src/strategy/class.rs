@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::storage::v1::StorageClass;
 use serde_json::Value;
 
-use super::{check_choice, immutable};
+use super::{check_choice, check_parameters, immutable};
 use crate::descriptor::Descriptor;
 use crate::field::FieldError;
 use crate::kind::Strategy;
@@ -13,9 +13,6 @@ use crate::names;
 use crate::table::{self, AGE, Column, NAME};
 
 pub(crate) struct Classes;
-
-const PARAMETERS: usize = 512;
-const PARAMETERS_BYTES: usize = 256 << 10;
 
 impl Strategy for Classes {
     type Object = StorageClass;
@@ -39,16 +36,7 @@ impl Strategy for Classes {
                 }
             }
         }
-        let parameters = class.parameters.clone().unwrap_or_default();
-        if parameters.len() > PARAMETERS {
-            errors.push(FieldError::too_long("parameters", PARAMETERS));
-        }
-        if parameters.keys().any(String::is_empty) {
-            errors.push(FieldError::invalid("parameters", "", "field can not be empty."));
-        }
-        if parameters.iter().map(|(k, v)| k.len() + v.len()).sum::<usize>() > PARAMETERS_BYTES {
-            errors.push(FieldError::too_long("parameters", PARAMETERS_BYTES));
-        }
+        check_parameters(class.parameters.as_ref(), &mut errors);
         let terms = class.allowed_topologies.as_deref().unwrap_or_default();
         for i in (0..terms.len()).filter(|i| terms[..*i].contains(&terms[*i])) {
             errors.push(FieldError::duplicate(format!("allowedTopologies[{i}].matchLabelExpressions"), ""));

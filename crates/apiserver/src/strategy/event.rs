@@ -9,6 +9,7 @@ use crate::descriptor::Descriptor;
 use crate::field::FieldError;
 use crate::kind::Strategy;
 use crate::meta::NameRule;
+use crate::names;
 use crate::table::{self, Column, NAME};
 
 pub(crate) struct Events;
@@ -29,10 +30,14 @@ impl Strategy for Events {
         let lives = event.metadata.namespace.as_deref().unwrap_or_default();
         // Events about cluster-scoped objects live in `default`; components may also keep them in kube-system.
         let fits = if about.is_empty() { ["default", "kube-system"].contains(&lives) } else { about == lives };
-        match fits {
-            true => Vec::new(),
-            false => vec![FieldError::invalid("involvedObject.namespace", about, "does not match event.namespace")],
+        let mut errors = Vec::new();
+        if !fits {
+            errors.push(FieldError::invalid("involvedObject.namespace", about, "does not match event.namespace"));
         }
+        if event.event_time.is_some() {
+            errors.extend(check_reporter(event));
+        }
+        errors
     }
 
     fn fields() -> &'static [&'static str] {
@@ -120,4 +125,36 @@ impl Strategy for Events {
             table::name(&event.metadata),
         ]
     }
+}
+
+const SHORT: usize = 128;
+const NOTE: usize = 1024;
+
+/// An event of the newer kind says who saw what, briefly.
+pub(super) fn check_reporter(event: &Event) -> Vec<FieldError> {
+    let mut errors = Vec::new();
+    match event.reporting_component.as_deref().unwrap_or_default() {
+        "" => errors.push(FieldError::required("reportingController", "")),
+        name => {
+            if let Err(why) = names::qualified(name) {
+                errors.push(FieldError::invalid("reportingController", name, why));
+            }
+        }
+    }
+    for (field, text) in
+        [("reportingInstance", &event.reporting_instance), ("action", &event.action), ("reason", &event.reason)]
+    {
+        match text.as_deref().unwrap_or_default() {
+            "" => errors.push(FieldError::required(field, "")),
+            long if long.len() > SHORT => {
+                let why = format!("can have at most {SHORT} characters");
+                errors.push(FieldError::invalid(field, "", why));
+            }
+            _ => {}
+        }
+    }
+    if event.message.as_deref().is_some_and(|m| m.len() > NOTE) {
+        errors.push(FieldError::invalid("message", "", format!("can have at most {NOTE} characters")));
+    }
+    errors
 }

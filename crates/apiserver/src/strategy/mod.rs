@@ -1,21 +1,28 @@
 //! One file per kind: its descriptor, defaults, what each endpoint may change, what is valid, and its columns.
 
 mod attachment;
+mod attributes_class;
+mod capacity;
 mod claim;
 mod class;
 mod config_map;
 mod csi_driver;
 mod csi_node;
+mod definition;
 mod event;
+mod event_v1;
 mod lease;
 mod namespace;
 mod node;
 mod pod;
+mod quantity;
+pub(crate) mod rbac;
 mod secret;
 mod service_account;
 mod volume;
+mod workload;
 
-pub(crate) use namespace::FINALIZER as NAMESPACE_FINALIZER;
+pub(crate) use workload::shown_selector;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,10 +48,23 @@ pub(crate) fn all() -> Vec<Arc<dyn Kind>> {
         Arc::new(Erased::<secret::Secrets>::new()),
         Arc::new(Erased::<service_account::ServiceAccounts>::new()),
         Arc::new(Erased::<lease::Leases>::new()),
+        Arc::new(Erased::<workload::DaemonSets>::new()),
+        Arc::new(Erased::<workload::Deployments>::new()),
+        Arc::new(Erased::<workload::ReplicaSets>::new()),
+        Arc::new(Erased::<workload::StatefulSets>::new()),
+        Arc::new(Erased::<workload::Jobs>::new()),
+        Arc::new(Erased::<event_v1::Events>::new()),
+        Arc::new(Erased::<definition::Definitions>::new()),
+        Arc::new(Erased::<rbac::ClusterRoleBindings>::new()),
+        Arc::new(Erased::<rbac::ClusterRoles>::new()),
+        Arc::new(Erased::<rbac::RoleBindings>::new()),
+        Arc::new(Erased::<rbac::Roles>::new()),
         Arc::new(Erased::<csi_driver::CsiDrivers>::new()),
         Arc::new(Erased::<csi_node::CsiNodes>::new()),
+        Arc::new(Erased::<capacity::Capacities>::new()),
         Arc::new(Erased::<class::Classes>::new()),
         Arc::new(Erased::<attachment::Attachments>::new()),
+        Arc::new(Erased::<attributes_class::AttributesClasses>::new()),
     ]
 }
 
@@ -53,7 +73,9 @@ type Quantities = BTreeMap<String, Written>;
 /// Rewrites quantities in canonical form; what is no quantity is left for validation to name.
 fn canonical(quantities: &mut Option<Quantities>) {
     for written in quantities.iter_mut().flat_map(|q| q.values_mut()) {
-        if let Ok(quantity) = written.0.parse::<Quantity>() {
+        if let Ok(quantity) = written.0.parse::<Quantity>()
+            && !quantity::is_kept(&written.0)
+        {
             written.0 = quantity.to_string();
         }
     }
@@ -72,8 +94,7 @@ fn check_storage(quantities: Option<&Quantities>, path: &str, errors: &mut Vec<F
     }
 }
 
-fn check_access_modes(modes: Option<&Vec<String>>, errors: &mut Vec<FieldError>) {
-    let path = "spec.accessModes";
+fn check_access_modes(modes: Option<&Vec<String>>, path: &str, errors: &mut Vec<FieldError>) {
     let modes = modes.map(Vec::as_slice).unwrap_or_default();
     if modes.is_empty() {
         errors.push(FieldError::required(path, "at least 1 access mode is required"));
@@ -99,6 +120,23 @@ fn short_access_modes(modes: Option<&Vec<String>>) -> String {
     short.iter().filter(|(mode, _)| has(mode)).map(|(_, short)| *short).collect::<Vec<_>>().join(",")
 }
 
+const PARAMETERS: usize = 512;
+const PARAMETERS_BYTES: usize = 256 << 10;
+
+/// What a class hands to its driver.
+fn check_parameters(parameters: Option<&BTreeMap<String, String>>, errors: &mut Vec<FieldError>) {
+    let Some(parameters) = parameters else { return };
+    if parameters.len() > PARAMETERS {
+        errors.push(FieldError::too_long("parameters", PARAMETERS));
+    }
+    if parameters.keys().any(String::is_empty) {
+        errors.push(FieldError::invalid("parameters", "", "field can not be empty."));
+    }
+    if parameters.iter().map(|(k, v)| k.len() + v.len()).sum::<usize>() > PARAMETERS_BYTES {
+        errors.push(FieldError::too_long("parameters", PARAMETERS_BYTES));
+    }
+}
+
 fn check_choice(path: &str, value: Option<&String>, allowed: &[&str], errors: &mut Vec<FieldError>) {
     if let Some(value) = value.filter(|v| !allowed.contains(&v.as_str())) {
         errors.push(FieldError::not_supported(path, value, allowed));
@@ -107,9 +145,9 @@ fn check_choice(path: &str, value: Option<&String>, allowed: &[&str], errors: &m
 
 fn check_selector(path: &str, selector: &LabelSelector, errors: &mut Vec<FieldError>) {
     for (key, value) in selector.match_labels.iter().flatten() {
-        for checked in [names::qualified(key), names::label_value(value)] {
+        for (part, checked) in [(key, names::qualified(key)), (value, names::label_value(value))] {
             if let Err(why) = checked {
-                errors.push(FieldError::invalid(format!("{path}.matchLabels"), key, why));
+                errors.push(FieldError::invalid(format!("{path}.matchLabels"), part, why));
             }
         }
     }

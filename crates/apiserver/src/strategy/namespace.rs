@@ -11,7 +11,7 @@ use crate::table::{self, AGE, Column, NAME};
 
 pub(crate) struct Namespaces;
 
-pub(crate) const FINALIZER: &str = "kubernetes";
+const FINALIZER: &str = "kubernetes";
 const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
 impl Strategy for Namespaces {

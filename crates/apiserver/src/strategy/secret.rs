@@ -37,6 +37,7 @@ impl Strategy for Secrets {
         if secret.data.iter().flatten().map(|(_, v)| v.0.len()).sum::<usize>() > DATA_LIMIT {
             errors.push(FieldError::too_long("data", DATA_LIMIT));
         }
+        check_type(secret, &mut errors);
         errors
     }
 
@@ -80,5 +81,43 @@ impl Strategy for Secrets {
             secret.data.as_ref().map_or(0, |d| d.len()).into(),
             table::age(&secret.metadata, now),
         ]
+    }
+}
+
+const ACCOUNT: &str = "kubernetes.io/service-account.name";
+const REDACTED: &str = "<secret contents redacted>";
+
+/// What a secret of a known type must hold.
+fn check_type(secret: &Secret, errors: &mut Vec<FieldError>) {
+    let found = |key: &str| secret.data.as_ref().and_then(|d| d.get(key));
+    let need = |key: &str, errors: &mut Vec<FieldError>| match found(key) {
+        None => errors.push(FieldError::required(format!("data[{key}]"), "")),
+        Some(value) if key.starts_with(".docker") && serde_json::from_slice::<Value>(&value.0).is_err() => {
+            errors.push(FieldError::invalid(format!("data[{key}]"), REDACTED, "must be JSON"));
+        }
+        Some(_) => {}
+    };
+    match secret.type_.as_deref().unwrap_or_default() {
+        "kubernetes.io/service-account-token" => {
+            let named = secret.metadata.annotations.as_ref().and_then(|a| a.get(ACCOUNT));
+            if named.is_none_or(String::is_empty) {
+                errors.push(FieldError::required(format!("metadata.annotations[{ACCOUNT}]"), ""));
+            }
+        }
+        "kubernetes.io/dockercfg" => need(".dockercfg", errors),
+        "kubernetes.io/dockerconfigjson" => need(".dockerconfigjson", errors),
+        // Either of the two is enough.
+        "kubernetes.io/basic-auth" if found("username").is_none() && found("password").is_none() => {
+            need("username", errors);
+            need("password", errors);
+        }
+        "kubernetes.io/ssh-auth" if found("ssh-privatekey").is_none_or(|v| v.0.is_empty()) => {
+            errors.push(FieldError::required("data[ssh-privatekey]", ""));
+        }
+        "kubernetes.io/tls" => {
+            need("tls.crt", errors);
+            need("tls.key", errors);
+        }
+        _ => {}
     }
 }

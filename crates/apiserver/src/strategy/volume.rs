@@ -28,6 +28,9 @@ impl Strategy for Volumes {
         if let Some(path) = &mut spec.host_path {
             path.type_.get_or_insert_default();
         }
+        if let Some(iscsi) = &mut spec.iscsi {
+            iscsi.iscsi_interface.get_or_insert_with(|| "default".into());
+        }
         canonical(&mut spec.capacity);
         volume.status.get_or_insert_default().phase.get_or_insert_with(|| "Pending".into());
     }
@@ -61,7 +64,7 @@ impl Strategy for Volumes {
     fn validate(volume: &PersistentVolume) -> Vec<FieldError> {
         let mut errors = Vec::new();
         let spec = volume.spec.clone().unwrap_or_default();
-        check_access_modes(spec.access_modes.as_ref(), &mut errors);
+        check_access_modes(spec.access_modes.as_ref(), "spec.accessModes", &mut errors);
         if spec.capacity.as_ref().is_none_or(|c| c.is_empty()) {
             errors.push(FieldError::required("spec.capacity", ""));
         } else {

@@ -29,13 +29,7 @@ pub async fn command(args: DemoArgs) -> Result<()> {
     let directory = tempfile::Builder::new().prefix("cleat-").tempdir().context("making a temporary directory")?;
     let told = Phases::new();
     let path = directory.path().to_owned();
-    let config = Config {
-        data_dir: path.clone(),
-        nodes: 2,
-        listen: ([127, 0, 0, 1], 0).into(),
-        program,
-        driver_log: Some("error"),
-    };
+    let config = Config::scratch(&path, 2, program);
     let result = round_trip(config, &told, &stop).await;
     // Whatever happened, no mount may keep the directory from being removed.
     let swept = leftovers::sweep(&path);

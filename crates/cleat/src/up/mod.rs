@@ -33,10 +33,27 @@ pub struct Config {
     pub data_dir: PathBuf,
     pub nodes: u16,
     pub listen: SocketAddr,
+    pub audit_log: Option<PathBuf>,
+    pub encryption_key: Option<PathBuf>,
     /// The `cleat` binary, which is also the driver.
     pub program: PathBuf,
     /// How much the drivers log, where that differs from what the environment says.
     pub driver_log: Option<&'static str>,
+}
+
+impl Config {
+    /// A stack of its own in a scratch directory: a free port of this machine only, and drivers that report errors only.
+    pub fn scratch(data_dir: impl Into<PathBuf>, nodes: u16, program: impl Into<PathBuf>) -> Self {
+        Self {
+            data_dir: data_dir.into(),
+            nodes,
+            listen: ([127, 0, 0, 1], 0).into(),
+            audit_log: None,
+            encryption_key: None,
+            program: program.into(),
+            driver_log: Some("error"),
+        }
+    }
 }
 
 /// A running stack.
@@ -56,8 +73,9 @@ pub async fn command(args: UpArgs) -> Result<()> {
     let program = std::env::current_exe().context("finding the cleat binary")?;
     let stop = CancellationToken::new();
     signals::cancel_on_end(stop.clone())?;
-    let UpArgs { data_dir, nodes, listen } = args;
-    let stack = Stack::start(Config { data_dir, nodes, listen, program, driver_log: None }).await?;
+    let UpArgs { data_dir, nodes, listen, audit_log, encryption_key } = args;
+    let config = Config { data_dir, nodes, listen, audit_log, encryption_key, program, driver_log: None };
+    let stack = Stack::start(config).await?;
     let (address, kubeconfig) = (stack.server.address(), stack.kubeconfig().display());
     say(&format!("cleat is up at https://{address}\n  export KUBECONFIG={kubeconfig}\n"));
     stop.cancelled().await;
@@ -79,12 +97,15 @@ impl Stack {
         require_root()?;
         let names = node_names(config.nodes);
         let layout = prepare(&config.data_dir, &names)?;
-        let server = ApiServer::open(cleat_apiserver::Config::new(layout.root(), config.listen))
+        let mut served = cleat_apiserver::Config::new(layout.root(), config.listen);
+        served.audit_log = config.audit_log.clone();
+        served.encryption_key = config.encryption_key.clone();
+        let server = ApiServer::open(served)
             .await
             .with_context(|| format!("opening the API server in {}", layout.root().display()))?;
         let stop_acting = CancellationToken::new();
         let mut stack = Self {
-            caches: Caches::new(server.client("system:cleat:caches"), stop_acting.clone()),
+            caches: Caches::new(server.component("system:cleat:caches"), stop_acting.clone()),
             server: Arc::new(server),
             drivers: Vec::new(),
             acting: JoinSet::new(),
@@ -154,14 +175,15 @@ impl Stack {
     }
 
     fn start_controllers(&mut self) {
-        use cleat_controllers::{Context, attach, bind, ephemeral, protect, schedule};
+        use cleat_controllers::{Context, attach, bind, collect, ephemeral, protect, schedule};
         let context = |user: &str| Context {
-            client: self.server.client(user),
+            client: self.server.component(user),
             caches: self.caches.clone(),
             clock: Arc::new(SystemClock),
         };
         let stop = || self.stop_acting.clone();
         self.acting.spawn(bind::run(context("system:cleat:binder"), stop()));
+        self.acting.spawn(collect::run(context("system:cleat:collector"), stop()));
         self.acting.spawn(ephemeral::run(context("system:cleat:ephemeral"), stop()));
         self.acting.spawn(protect::run(context("system:cleat:protector"), stop()));
         self.acting.spawn(schedule::run(context("system:cleat:scheduler"), stop()));
@@ -171,7 +193,7 @@ impl Stack {
     fn start_sidecars(&mut self, nodes: &[String]) {
         use cleat_sidecars::{Context, Driver, provision, publish, register};
         let context = |user: &str| Context {
-            client: self.server.client(user),
+            client: self.server.component(user),
             caches: self.caches.clone(),
             clock: Arc::new(SystemClock),
         };
@@ -202,7 +224,7 @@ impl Stack {
     fn start_nodes(&mut self, nodes: &[String]) {
         for name in nodes {
             let config = cleat_node::Config::new(name, self.layout.node(name));
-            let client = self.server.client(&format!("system:node:{name}"));
+            let client = self.server.component(&format!("system:node:{name}"));
             let agent = cleat_node::Agent::new(config, client, self.caches.clone());
             let stop = self.stop_acting.clone();
             let node = name.clone();

@@ -32,7 +32,8 @@ impl<'m> Stack<'m> {
     pub(crate) fn start_with(machine: &'m Machine, nodes: u16, crash_at: Option<&str>) -> Self {
         let mut command = machine.command(env!("CARGO_BIN_EXE_cleat"));
         command.args(["up", "--listen", "127.0.0.1:0", "--nodes", &nodes.to_string(), "--data-dir"]);
-        command.arg(machine.data()).stdin(Stdio::null()).stdout(Stdio::piped());
+        command.arg(machine.data()).arg("--audit-log").arg(machine.scratch("audit.log"));
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
         command.env("CLEAT_LOG", std::env::var("CLEAT_LOG").unwrap_or_else(|_| "error".to_owned()));
         if let Some(point) = crash_at {
             command.env("CLEAT_CRASH_AT", format!("{point}@{}", machine.scratch("crashed").display()));

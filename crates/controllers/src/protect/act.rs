@@ -4,6 +4,7 @@ use cleat_api::key::{Key, Meta as _};
 use cleat_api::keys::finalizer;
 use cleat_runtime::write::{self, WriteError};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use tracing::{debug, info};
 
 use super::Protector;
@@ -51,6 +52,36 @@ impl Protector {
             Decision::LetGo => volume.metadata.finalizers_without(finalizer::PV_PROTECTION),
         };
         write::set_finalizers(&self.context.client, volume, &finalizers)
+            .await
+            .map(drop)
+            .or_else(WriteError::absent_is_fine)
+    }
+
+    pub(super) async fn settle_attributes(
+        &self,
+        class: &VolumeAttributesClass,
+        decision: Decision,
+    ) -> Result<(), WriteError> {
+        let finalizers = match decision {
+            Decision::Settled => return Ok(()),
+            Decision::Keep(user) => {
+                debug!(user, "class of attributes is in use and stays");
+                return Ok(());
+            }
+            Decision::Protect => class.metadata.finalizers_with(finalizer::VAC_PROTECTION),
+            Decision::LetGo => {
+                let claims: Vec<PersistentVolumeClaim> = write::list_everywhere(&self.context.client).await?;
+                let volumes: Vec<PersistentVolume> = write::list_live(&self.context.client, None).await?;
+                let name = class.metadata.name.as_deref().unwrap_or_default();
+                if let Some(user) = decide::attributes_user(name, &claims, &volumes) {
+                    debug!(user, "class of attributes is in use after all and stays");
+                    return Ok(());
+                }
+                info!(class = name, "unused class of attributes let go");
+                class.metadata.finalizers_without(finalizer::VAC_PROTECTION)
+            }
+        };
+        write::set_finalizers(&self.context.client, class, &finalizers)
             .await
             .map(drop)
             .or_else(WriteError::absent_is_fine)

@@ -7,6 +7,7 @@ use cleat_api::key::{Key, Meta as _};
 use cleat_api::keys::finalizer;
 use cleat_api::pod;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
@@ -59,6 +60,46 @@ pub fn volume(volume: &PersistentVolume) -> Decision {
     }
 }
 
+/// A class of attributes stays while a claim wants it, has it or is getting it, or a volume has it.
+pub fn attributes<C, V>(class: &VolumeAttributesClass, claims: &[C], volumes: &[V]) -> Decision
+where
+    C: Borrow<PersistentVolumeClaim>,
+    V: Borrow<PersistentVolume>,
+{
+    let meta = &class.metadata;
+    match (meta.is_deleting(), meta.has_finalizer(finalizer::VAC_PROTECTION)) {
+        (false, true) | (true, false) => Decision::Settled,
+        (false, false) => Decision::Protect,
+        (true, true) => match attributes_user(meta.name.as_deref().unwrap_or_default(), claims, volumes) {
+            Some(user) => Decision::Keep(user),
+            None => Decision::LetGo,
+        },
+    }
+}
+
+/// The name of a claim or a volume that refers to the class.
+pub fn attributes_user<C, V>(class: &str, claims: &[C], volumes: &[V]) -> Option<String>
+where
+    C: Borrow<PersistentVolumeClaim>,
+    V: Borrow<PersistentVolume>,
+{
+    let wants = |claim: &PersistentVolumeClaim| {
+        let status = claim.status.as_ref();
+        let wanted = claim.spec.as_ref().and_then(|s| s.volume_attributes_class_name.as_deref());
+        let current = status.and_then(|s| s.current_volume_attributes_class_name.as_deref());
+        let coming = status
+            .and_then(|s| s.modify_volume_status.as_ref())
+            .and_then(|s| s.target_volume_attributes_class_name.as_deref());
+        [wanted, current, coming].contains(&Some(class))
+    };
+    let has = |volume: &PersistentVolume| {
+        volume.spec.as_ref().and_then(|s| s.volume_attributes_class_name.as_deref()) == Some(class)
+    };
+    let claim = claims.iter().map(|c| c.borrow()).find(|c| wants(c)).map(|c| &c.metadata);
+    let user = claim.or_else(|| volumes.iter().map(|v| v.borrow()).find(|v| has(v)).map(|v| &v.metadata))?;
+    user.name.clone()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -107,6 +148,32 @@ mod tests {
             ("let go already", deleting(false), vec![], Decision::Settled),
         ] {
             assert_eq!(claim(&c, &pods), want, "{case}");
+        }
+    }
+
+    #[test]
+    fn attributes_go_only_when_nobody_has_or_wants_them() {
+        let mut gold = VolumeAttributesClass::default();
+        gold.metadata.name = Some("gold".to_owned());
+        gold.metadata.finalizers = Some(vec![finalizer::VAC_PROTECTION.to_owned()]);
+        let living = gold.clone();
+        gold.metadata.deletion_timestamp = Some(build::time(9));
+        let idle = build::claim("ns", "c", None, "1Gi");
+        let mut wanting = idle.clone();
+        wanting.spec.as_mut().unwrap().volume_attributes_class_name = Some("gold".to_owned());
+        let mut having = idle.clone();
+        having.status.get_or_insert_default().current_volume_attributes_class_name = Some("gold".to_owned());
+        let mut volume = build::volume("v", "", "1Gi");
+        let plain = volume.clone();
+        volume.spec.as_mut().unwrap().volume_attributes_class_name = Some("gold".to_owned());
+        for (case, class, claims, volumes, want) in [
+            ("nobody asked to delete it", &living, vec![], vec![], Decision::Settled),
+            ("unused", &gold, vec![idle.clone()], vec![plain.clone()], Decision::LetGo),
+            ("a claim wants it", &gold, vec![idle, wanting], vec![], Decision::Keep("c".to_owned())),
+            ("a claim has it", &gold, vec![having], vec![], Decision::Keep("c".to_owned())),
+            ("a volume has it", &gold, vec![], vec![plain, volume], Decision::Keep("v".to_owned())),
+        ] {
+            assert_eq!(attributes(class, &claims, &volumes), want, "{case}");
         }
     }
 

@@ -1,7 +1,8 @@
-//! Protection: a claim that a pod uses, and a volume that is bound, do not vanish.
+//! Protection: a claim that a pod uses, a volume that is bound, and attributes that are in use do not vanish.
 //!
 //! Guarantees: the protection finalizer leaves a claim only after a live look at the pods of its namespace, and with the
-//! revision the claim was read at; it leaves a volume only when it is not bound.
+//! revision the claim was read at; it leaves a volume only when it is not bound, and a class of attributes
+//! only after a live look at claims and volumes.
 
 mod act;
 pub mod decide;
@@ -21,6 +22,7 @@ const AT_ONCE: usize = 32;
 enum Subject {
     Claim(Key),
     Volume(String),
+    Attributes(String),
 }
 
 #[derive(Clone)]
@@ -50,6 +52,15 @@ fn wake(observed: &observe::Observed, queue: &Queue<Subject>) {
         q.add(Subject::Volume(change.object().metadata.name.clone().unwrap_or_default()));
     });
     let q = queue.clone();
+    observed.attributes.subscribe(move |change| {
+        q.add(Subject::Attributes(change.object().metadata.name.clone().unwrap_or_default()));
+    });
+    // Whoever stops using attributes does not say which; few classes are being deleted at any time.
+    let (q, ending) = (queue.clone(), observed.clone());
+    observed.claims.subscribe(move |_| ending.ending_attributes().for_each(|name| q.add(Subject::Attributes(name))));
+    let (q, ending) = (queue.clone(), observed.clone());
+    observed.volumes.subscribe(move |_| ending.ending_attributes().for_each(|name| q.add(Subject::Attributes(name))));
+    let q = queue.clone();
     observed.pods.subscribe(move |change| {
         for volume in pod::claim_volumes(change.object()) {
             q.add(Subject::Claim(volume.claim));
@@ -71,7 +82,14 @@ impl Protector {
                 let decision = decide::volume(&volume);
                 self.settle_volume(&volume, decision).await?;
             }
+            Subject::Attributes(name) => self.attributes(&name).await?,
         }
         Ok(Outcome::Done)
+    }
+
+    async fn attributes(&self, name: &str) -> Result<(), WriteError> {
+        let Some(class) = self.observed.attributes.named(name) else { return Ok(()) };
+        let decision = decide::attributes(&class, &self.observed.claims.all(), &self.observed.volumes.all());
+        self.settle_attributes(&class, decision).await
     }
 }

@@ -49,13 +49,7 @@ impl Rig {
         assert!(rustix::process::geteuid().is_root(), "these tests mount file systems: run them as root");
         let directory = TempDir::with_prefix("cleat-node-").unwrap();
         let endpoint = Endpoint::unix(directory.path().join("driver.sock"));
-        let config = block::Config {
-            endpoint: endpoint.clone(),
-            pool: directory.path().join("pool"),
-            node_id: NODE.to_owned(),
-            controller: true,
-            node: true,
-        };
+        let config = block::Config::new(endpoint.clone(), directory.path().join("pool"), NODE);
         let driver_stop = CancellationToken::new();
         tokio::spawn(block::run(config, driver_stop.clone()));
         let driver = Client::new(endpoint);

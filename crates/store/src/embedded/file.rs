@@ -1,6 +1,7 @@
 //! The file: what is in it, how it is made, opened and checked. Nothing else in the crate opens it.
 //!
-//! Two tables: `objects` (key → create revision, modify revision, value) and `meta` (`format`, `revision`).
+//! Two tables: `objects` (key → create revision, modify revision, value) and `meta` (`format`, `revision`). The highest
+//! bit of the create revision says that the value is sealed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableDefinition, TableError};
 
+use super::seal::{Seal, UnsealError};
 use crate::{Entry, OpenError, Revision};
 
 pub(super) const OBJECTS: TableDefinition<&str, &[u8]> = TableDefinition::new("objects");
@@ -28,8 +30,18 @@ pub(super) struct Loaded {
     pub(super) objects: BTreeMap<Arc<str>, Entry>,
 }
 
-/// The bytes stored under a key.
-pub(super) fn encode(created: Revision, modified: Revision, value: &[u8]) -> Vec<u8> {
+/// No history is long enough to need this bit.
+const SEALED: Revision = 1 << 63;
+
+/// The bytes stored under a key; nothing if they should be sealed and cannot be.
+pub(super) fn encode(seal: Option<&Seal>, entry: &Entry) -> Option<Vec<u8>> {
+    match seal.filter(|seal| seal.covers(&entry.key)) {
+        None => Some(record(entry.created, entry.modified, &entry.value)),
+        Some(seal) => Some(record(entry.created | SEALED, entry.modified, &seal.seal(&entry.key, &entry.value)?)),
+    }
+}
+
+fn record(created: Revision, modified: Revision, value: &[u8]) -> Vec<u8> {
     let mut record = Vec::with_capacity(16 + value.len());
     record.extend_from_slice(&created.to_le_bytes());
     record.extend_from_slice(&modified.to_le_bytes());
@@ -37,18 +49,23 @@ pub(super) fn encode(created: Revision, modified: Revision, value: &[u8]) -> Vec
     record
 }
 
-fn decode(key: &str, record: &[u8]) -> Option<Entry> {
-    let (created, rest) = record.split_first_chunk::<8>()?;
-    let (modified, value) = rest.split_first_chunk::<8>()?;
-    Some(Entry {
-        key: key.into(),
-        value: Bytes::copy_from_slice(value),
-        created: Revision::from_le_bytes(*created),
-        modified: Revision::from_le_bytes(*modified),
-    })
+/// A record taken apart.
+struct Record<'a> {
+    created: Revision,
+    modified: Revision,
+    value: &'a [u8],
+    sealed: bool,
 }
 
-pub(super) fn open(path: &Path) -> Result<(Database, Loaded), OpenError> {
+fn split(record: &[u8]) -> Option<Record<'_>> {
+    let (created, rest) = record.split_first_chunk::<8>()?;
+    let (modified, value) = rest.split_first_chunk::<8>()?;
+    let created = Revision::from_le_bytes(*created);
+    let modified = Revision::from_le_bytes(*modified);
+    Some(Record { created: created & !SEALED, modified, value, sealed: created & SEALED != 0 })
+}
+
+pub(super) fn open(path: &Path, seal: Option<&Seal>) -> Result<(Database, Loaded), OpenError> {
     match fs::metadata(path) {
         Ok(found) if found.len() == 0 => {
             return Err(OpenError::Corrupt { path: path.into(), what: "the file is empty".into() });
@@ -58,9 +75,23 @@ pub(super) fn open(path: &Path) -> Result<(Database, Loaded), OpenError> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => make(path)?,
         Err(e) => return Err(OpenError::Io { step: "find", path: path.into(), source: Box::new(e) }),
     }
-    let database = Database::builder().set_cache_size(CACHE).open(path).map_err(|e| database_error(path, "open", e))?;
-    let loaded = load(path, &database)?;
+    let mut database =
+        Database::builder().set_cache_size(CACHE).open(path).map_err(|e| database_error(path, "open", e))?;
+    let (loaded, stale) = load(path, &database, seal)?;
+    reseal(path, &mut database, seal, &loaded, &stale)?;
     Ok((database, loaded))
+}
+
+/// The file of a store that is running, and the revision it is at.
+pub(super) fn reopen(path: &Path) -> Result<(Database, Revision), OpenError> {
+    let database = Database::builder().set_cache_size(CACHE).open(path).map_err(|e| database_error(path, "open", e))?;
+    let failed = |e: redb::Error| OpenError::Io { step: "read", path: path.into(), source: Box::new(e) };
+    let read = || -> Result<Option<Revision>, redb::Error> {
+        Ok(database.begin_read()?.open_table(META)?.get(REVISION)?.map(|found| found.value()))
+    };
+    let missing = || OpenError::Corrupt { path: path.into(), what: "it has no revision".into() };
+    let revision = read().map_err(failed)?.ok_or_else(missing)?;
+    Ok((database, revision))
 }
 
 fn beside(path: &Path) -> PathBuf {
@@ -103,7 +134,8 @@ fn make(path: &Path) -> Result<(), OpenError> {
     fs::File::open(parent).and_then(|dir| dir.sync_all()).map_err(|e| io("sync the directory of", e))
 }
 
-fn load(path: &Path, database: &Database) -> Result<Loaded, OpenError> {
+/// What the file holds, and the keys of what is not stored as `seal` would store it now.
+fn load(path: &Path, database: &Database, seal: Option<&Seal>) -> Result<(Loaded, Vec<Arc<str>>), OpenError> {
     let corrupt = |what: String| OpenError::Corrupt { path: path.into(), what };
     let storage = |e: StorageError| storage_error(path, "read", e);
     let table = |e: TableError| match e {
@@ -125,16 +157,66 @@ fn load(path: &Path, database: &Database) -> Result<Loaded, OpenError> {
     }
     let revision = number(REVISION)?;
     let mut objects = BTreeMap::new();
+    let mut stale = Vec::new();
     for row in read.open_table(OBJECTS).map_err(table)?.iter().map_err(storage)? {
-        let (key, record) = row.map_err(storage)?;
-        let key = key.value();
-        let entry = decode(key, record.value()).ok_or_else(|| corrupt(format!("the record of {key} is too short")))?;
-        if entry.modified > revision || entry.created > entry.modified {
+        let (key, found) = row.map_err(storage)?;
+        let key: Arc<str> = key.value().into();
+        let found = found.value();
+        let record = split(found).ok_or_else(|| corrupt(format!("the record of {key} is too short")))?;
+        let Record { created, modified, .. } = record;
+        if modified > revision || created > modified {
             return Err(corrupt(format!("the record of {key} has impossible revisions")));
         }
-        objects.insert(entry.key.clone(), entry);
+        let value = match (record.sealed, seal) {
+            (false, _) => Bytes::copy_from_slice(record.value),
+            (true, None) => return Err(OpenError::Encrypted { path: path.into(), key: key.to_string() }),
+            (true, Some(seal)) => match seal.open(&key, record.value) {
+                Ok(plain) => plain.into(),
+                Err(UnsealError::UnknownKey) => {
+                    return Err(OpenError::WrongKey { path: path.into(), key: key.to_string() });
+                }
+                Err(error @ UnsealError::Damaged) => return Err(corrupt(format!("{key}: {error}"))),
+            },
+        };
+        let is_current = match seal.filter(|seal| seal.covers(&key)) {
+            Some(seal) => record.sealed && seal.is_current(record.value),
+            None => !record.sealed,
+        };
+        if !is_current {
+            stale.push(key.clone());
+        }
+        objects.insert(key.clone(), Entry { key, value, created, modified });
     }
-    Ok(Loaded { revision, objects })
+    Ok((Loaded { revision, objects }, stale))
+}
+
+/// Stores again what was stored in the clear or under an older key.
+fn reseal(
+    path: &Path,
+    database: &mut Database,
+    seal: Option<&Seal>,
+    loaded: &Loaded,
+    stale: &[Arc<str>],
+) -> Result<(), OpenError> {
+    if stale.is_empty() {
+        return Ok(());
+    }
+    let failed = |source| OpenError::Io { step: "encrypt", path: path.into(), source };
+    let mut rewrite = || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let write = database.begin_write()?;
+        {
+            let mut objects = write.open_table(OBJECTS)?;
+            for entry in stale.iter().filter_map(|key| loaded.objects.get(key)) {
+                let record = encode(seal, entry).ok_or("no random bytes")?;
+                objects.insert(&*entry.key, record.as_slice())?;
+            }
+        }
+        write.commit()?;
+        // The pages that held the old form are free now, but their bytes are still there.
+        database.compact()?;
+        Ok(())
+    };
+    rewrite().map_err(failed)
 }
 
 fn database_error(path: &Path, step: &'static str, error: DatabaseError) -> OpenError {
@@ -166,7 +248,7 @@ mod tests {
     fn a_first_start_that_was_cut_short_is_repeated() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("store.redb.new"), b"half made").unwrap();
-        let (_, loaded) = open(&dir.path().join("store.redb")).unwrap();
+        let (_, loaded) = open(&dir.path().join("store.redb"), None).unwrap();
         assert_eq!((loaded.revision, loaded.objects.len()), (1, 0));
     }
 
@@ -174,13 +256,13 @@ mod tests {
     fn refuses_an_unknown_format() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("store.redb");
-        drop(open(&path).unwrap());
+        drop(open(&path, None).unwrap());
         let database = Database::open(&path).unwrap();
         let write = database.begin_write().unwrap();
         write.open_table(META).unwrap().insert(FORMAT, 7).unwrap();
         write.commit().unwrap();
         drop(database);
-        let error = open(&path).err().unwrap();
+        let error = open(&path, None).err().unwrap();
         assert!(matches!(error, OpenError::Format { found: 7, known: 1, .. }), "{error}");
     }
 }

@@ -3,8 +3,11 @@
 //! Reads and watches never touch the disk. All writes go through one thread (`writer`), which makes a batch durable
 //! with a single sync and only then shows it to readers (`state`) and acknowledges it.
 
+mod disk;
 mod file;
+mod seal;
 mod state;
+mod statistics;
 mod writer;
 
 use std::path::Path;
@@ -18,7 +21,10 @@ use tokio::sync::oneshot;
 use crate::{
     Entry, ListError, OpenError, Range, ReadError, Revision, Snapshot, Store, WatchError, Watcher, WriteError,
 };
+use disk::Disk;
+pub use seal::{KeyFileError, Seal};
 use state::Shared;
+pub use statistics::Statistics;
 use writer::{Operation, Request};
 
 /// How much history the store keeps for watches and for lists at a past revision.
@@ -37,6 +43,7 @@ impl Default for History {
 
 pub struct EmbeddedStore {
     shared: Arc<Shared>,
+    statistics: Arc<Statistics>,
     queue: Option<std::sync::mpsc::Sender<Request>>,
     writer: Option<JoinHandle<()>>,
 }
@@ -44,15 +51,27 @@ pub struct EmbeddedStore {
 impl EmbeddedStore {
     /// Opens the file, or makes it if it does not exist. Blocks: it reads every object into memory.
     pub fn open(path: &Path, history: History) -> Result<Self, OpenError> {
-        let (database, loaded) = file::open(path)?;
+        Self::open_sealed(path, history, None)
+    }
+
+    /// Like `open`, with encryption of what `seal` covers.
+    pub fn open_sealed(path: &Path, history: History, seal: Option<Seal>) -> Result<Self, OpenError> {
+        let (database, loaded) = file::open(path, seal.as_ref())?;
         let shared = Arc::new(Shared::new(loaded, history));
         let (queue, requests) = std::sync::mpsc::channel();
-        let for_writer = shared.clone();
+        let statistics = Arc::new(Statistics::default());
+        let (for_writer, counted) = (shared.clone(), statistics.clone());
+        let mut disk = Disk::new(path.into(), seal, database);
         let writer = std::thread::Builder::new()
             .name("cleat-store".into())
-            .spawn(move || writer::run(database, for_writer, requests))
+            .spawn(move || writer::run(&mut disk, &for_writer, &counted, &requests))
             .map_err(|e| OpenError::Io { step: "start the writer of", path: path.into(), source: Box::new(e) })?;
-        Ok(Self { shared, queue: Some(queue), writer: Some(writer) })
+        Ok(Self { shared, statistics, queue: Some(queue), writer: Some(writer) })
+    }
+
+    /// What the store has counted since it was opened.
+    pub fn statistics(&self) -> Arc<Statistics> {
+        self.statistics.clone()
     }
 
     /// Forgets history up to `revision`; later watches and lists from before it answer `TooOld`.

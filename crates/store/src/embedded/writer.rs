@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use bytes::Bytes;
-use redb::Database;
 use tokio::sync::oneshot;
 
-use super::file::{META, OBJECTS, REVISION, encode};
+use super::disk::Disk;
 use super::state::Shared;
+use super::statistics::Statistics;
 use crate::{Entry, Event, Revision, WriteError};
 
 /// Bounds a batch, so that the first request in it does not wait for an endless queue.
@@ -31,7 +31,7 @@ pub(super) struct Request {
 
 type Answer = (oneshot::Sender<Result<Revision, WriteError>>, Arc<str>, Result<Revision, WriteError>);
 
-pub(super) fn run(database: Database, shared: Arc<Shared>, requests: Receiver<Request>) {
+pub(super) fn run(disk: &mut Disk, shared: &Shared, statistics: &Statistics, requests: &Receiver<Request>) {
     while let Ok(first) = requests.recv() {
         let mut batch = vec![first];
         let mut bytes = 0;
@@ -42,17 +42,23 @@ pub(super) fn run(database: Database, shared: Arc<Shared>, requests: Receiver<Re
             }
             batch.push(next);
         }
-        write(&database, &shared, batch);
+        write(disk, shared, statistics, batch);
     }
 }
 
-fn write(database: &Database, shared: &Shared, batch: Vec<Request>) {
+fn write(disk: &mut Disk, shared: &Shared, statistics: &Statistics, batch: Vec<Request>) {
+    let recovered = disk.recover(shared.revision()).map(|landed| {
+        if !landed.is_empty() {
+            shared.publish(landed);
+        }
+    });
     let (events, answers) = plan(shared, batch);
-    let outcome = if events.is_empty() { Ok(()) } else { commit(database, &events) };
+    let outcome = if events.is_empty() { Ok(()) } else { recovered.and_then(|()| disk.commit(&events)) };
     match outcome {
         Ok(()) => {
             cleat_crash::point("store:committed");
             if !events.is_empty() {
+                statistics.committed(events.len());
                 shared.publish(events);
             }
             for (reply, _, result) in answers {
@@ -61,6 +67,7 @@ fn write(database: &Database, shared: &Shared, batch: Vec<Request>) {
             }
         }
         Err(error) => {
+            statistics.failed();
             tracing::error!(%error, writes = answers.len(), "store commit failed");
             let source: Arc<dyn std::error::Error + Send + Sync> = Arc::new(error);
             for (reply, key, _) in answers {
@@ -122,23 +129,4 @@ fn decide(
             Ok(Event { revision, new: None, old: Some(old) })
         }
     }
-}
-
-fn commit(database: &Database, events: &[Event]) -> Result<(), redb::Error> {
-    let write = database.begin_write()?;
-    {
-        let mut objects = write.open_table(OBJECTS)?;
-        for event in events {
-            match &event.new {
-                Some(new) => objects.insert(&*new.key, encode(new.created, new.modified, &new.value).as_slice())?,
-                None => objects.remove(event.key())?,
-            };
-        }
-        let mut meta = write.open_table(META)?;
-        if let Some(last) = events.last() {
-            meta.insert(REVISION, last.revision)?;
-        }
-    }
-    write.commit()?;
-    Ok(())
 }

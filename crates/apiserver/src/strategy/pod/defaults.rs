@@ -7,13 +7,24 @@ use super::super::{canonical, claim};
 
 const FILE_MODE: i32 = 0o644;
 
+/// A pod, as opposed to the template of one, also has its requests filled from its limits.
+pub(super) fn pod(spec: &mut PodSpec) {
+    self::spec(spec);
+    spec.enable_service_links.get_or_insert(true);
+    for one in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
+        let Some(resources) = &mut one.resources else { continue };
+        for (name, limit) in resources.limits.clone().unwrap_or_default() {
+            resources.requests.get_or_insert_default().entry(name).or_insert(limit);
+        }
+    }
+}
+
 pub(super) fn spec(spec: &mut PodSpec) {
     spec.restart_policy.get_or_insert_with(|| "Always".into());
     spec.dns_policy.get_or_insert_with(|| "ClusterFirst".into());
     spec.termination_grace_period_seconds.get_or_insert(30);
     spec.security_context.get_or_insert_default();
     spec.scheduler_name.get_or_insert_with(|| "default-scheduler".into());
-    spec.enable_service_links.get_or_insert(true);
     // The older of the two names is kept equal to the newer.
     match (&spec.service_account_name, &spec.service_account) {
         (Some(name), _) => spec.service_account = Some(name.clone()),
@@ -47,9 +58,6 @@ fn container(container: &mut Container) {
     let resources = container.resources.get_or_insert_default();
     canonical(&mut resources.limits);
     canonical(&mut resources.requests);
-    for (name, limit) in resources.limits.clone().unwrap_or_default() {
-        resources.requests.get_or_insert_default().entry(name).or_insert(limit);
-    }
     for probe in [&mut container.liveness_probe, &mut container.readiness_probe, &mut container.startup_probe] {
         probe.iter_mut().for_each(self::probe);
     }
@@ -83,6 +91,14 @@ fn volume(volume: &mut Volume) {
     }
     if let Some(source) = &mut volume.host_path {
         source.type_.get_or_insert_default();
+    }
+    if let Some(source) = &mut volume.iscsi {
+        source.iscsi_interface.get_or_insert_with(|| "default".into());
+    }
+    if let Some(source) = &mut volume.rbd {
+        source.pool.get_or_insert_with(|| "rbd".into());
+        source.user.get_or_insert_with(|| "admin".into());
+        source.keyring.get_or_insert_with(|| "/etc/ceph/keyring".into());
     }
     if let Some(source) = &mut volume.projected {
         source.default_mode.get_or_insert(FILE_MODE);

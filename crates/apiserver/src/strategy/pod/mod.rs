@@ -1,11 +1,13 @@
 //! Pod.
 
+mod container;
 mod defaults;
+mod source;
 mod table;
 mod valid;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus};
 use serde_json::Value;
 
 use crate::descriptor::Descriptor;
@@ -15,6 +17,16 @@ use crate::table::Column;
 
 pub(crate) struct Pods;
 
+/// What the template of a pod gets that its author left out.
+pub(super) fn default_template(spec: &mut PodSpec) {
+    defaults::spec(spec);
+}
+
+/// What is wrong with the template of a pod, whose specification is at `path`.
+pub(super) fn check_template(path: &str, spec: &PodSpec) -> Vec<FieldError> {
+    valid::spec(path, None, spec)
+}
+
 impl Strategy for Pods {
     type Object = Pod;
 
@@ -23,7 +35,7 @@ impl Strategy for Pods {
     }
 
     fn default(pod: &mut Pod) {
-        defaults::spec(pod.spec.get_or_insert_default());
+        defaults::pod(pod.spec.get_or_insert_default());
         pod.status.get_or_insert_default().phase.get_or_insert_with(|| "Pending".into());
     }
 
@@ -50,7 +62,8 @@ impl Strategy for Pods {
     }
 
     fn validate(pod: &Pod) -> Vec<FieldError> {
-        pod.spec.as_ref().map(valid::spec).unwrap_or_default()
+        let name = pod.metadata.name.as_deref();
+        pod.spec.as_ref().map(|spec| valid::spec("spec", name, spec)).unwrap_or_default()
     }
 
     fn validate_update(new: &Pod, old: &Pod) -> Vec<FieldError> {

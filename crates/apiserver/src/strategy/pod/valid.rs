@@ -2,9 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Volume};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Toleration, Volume};
 use serde_json::Value;
 
+use super::container::{self, Volumes};
+use super::source;
 use crate::field::FieldError;
 use crate::names;
 
@@ -12,38 +14,49 @@ const FROZEN: &str = "pod updates may not change fields other than `spec.contain
     `spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing \
     tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
 
-pub(super) fn spec(spec: &PodSpec) -> Vec<FieldError> {
+/// The specification at `root`. `pod` is the name of the pod, if it is known already.
+pub(super) fn spec(root: &str, pod: Option<&str>, spec: &PodSpec) -> Vec<FieldError> {
     let mut errors = Vec::new();
-    let volumes = check_volumes(spec.volumes.as_deref().unwrap_or_default(), &mut errors);
+    let volumes = check_volumes(root, pod, spec.volumes.as_deref().unwrap_or_default(), &mut errors);
     if spec.containers.is_empty() {
-        errors.push(FieldError::required("spec.containers", ""));
+        errors.push(FieldError::required(format!("{root}.containers"), ""));
     }
     let mut seen = BTreeSet::new();
     let init = spec.init_containers.as_deref().unwrap_or_default();
     for (list, containers) in [("containers", spec.containers.as_slice()), ("initContainers", init)] {
-        for (i, container) in containers.iter().enumerate() {
-            let path = format!("spec.{list}[{i}]");
-            if !container.name.is_empty() && !seen.insert(container.name.as_str()) {
-                errors.push(FieldError::duplicate(format!("{path}.name"), &container.name));
+        for (i, one) in containers.iter().enumerate() {
+            let path = format!("{root}.{list}[{i}]");
+            if !one.name.is_empty() && !seen.insert(one.name.as_str()) {
+                errors.push(FieldError::duplicate(format!("{path}.name"), &one.name));
             }
-            check_container(&path, container, &volumes, &mut errors);
+            container::check(&path, one, &volumes, &mut errors);
         }
     }
     if let Some(seconds) = spec.active_deadline_seconds.filter(|s| !(1..=i64::from(i32::MAX)).contains(s)) {
         let why = "must be between 1 and 2147483647, inclusive";
-        errors.push(FieldError::invalid("spec.activeDeadlineSeconds", seconds, why));
+        errors.push(FieldError::invalid(format!("{root}.activeDeadlineSeconds"), seconds, why));
     }
     let policies = ["Always", "OnFailure", "Never"];
-    super::super::check_choice("spec.restartPolicy", spec.restart_policy.as_ref(), &policies, &mut errors);
+    if let Some(policy) = spec.restart_policy.as_deref().filter(|p| !policies.contains(p)) {
+        errors.push(FieldError::not_supported_of(format!("{root}.restartPolicy"), policy, &policies));
+    }
     if let Some(node) = spec.node_name.as_deref().filter(|n| !n.is_empty())
         && let Err(why) = names::subdomain(node)
     {
-        errors.push(FieldError::invalid("spec.nodeName", node, why));
+        errors.push(FieldError::invalid(format!("{root}.nodeName"), node, why));
+    }
+    if let Some(account) = spec.service_account_name.as_deref().filter(|a| !a.is_empty())
+        && let Err(why) = names::subdomain(account)
+    {
+        errors.push(FieldError::invalid(format!("{root}.serviceAccountName"), account, why));
+    }
+    for (i, toleration) in spec.tolerations.iter().flatten().enumerate() {
+        check_toleration(&format!("{root}.tolerations[{i}]"), toleration, &mut errors);
     }
     errors
 }
 
-fn check_name(path: &str, name: &str, errors: &mut Vec<FieldError>) {
+pub(super) fn check_name(path: &str, name: &str, errors: &mut Vec<FieldError>) {
     if name.is_empty() {
         errors.push(FieldError::required(path, ""));
     } else if let Err(why) = names::label(name) {
@@ -51,48 +64,58 @@ fn check_name(path: &str, name: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-fn check_container(path: &str, container: &Container, volumes: &BTreeSet<&str>, errors: &mut Vec<FieldError>) {
-    check_name(&format!("{path}.name"), &container.name, errors);
-    if container.image.as_deref().is_none_or(str::is_empty) {
-        errors.push(FieldError::required(format!("{path}.image"), ""));
+fn check_toleration(path: &str, toleration: &Toleration, errors: &mut Vec<FieldError>) {
+    let given = |text: &Option<String>| text.clone().unwrap_or_default();
+    let (key, operator, value) = (given(&toleration.key), given(&toleration.operator), given(&toleration.value));
+    if !key.is_empty()
+        && let Err(why) = names::qualified(&key)
+    {
+        errors.push(FieldError::invalid(format!("{path}.key"), &key, why));
     }
-    let mut paths = BTreeSet::new();
-    for (i, mount) in container.volume_mounts.iter().flatten().enumerate() {
-        let path = format!("{path}.volumeMounts[{i}]");
-        if mount.name.is_empty() {
-            errors.push(FieldError::required(format!("{path}.name"), ""));
-        } else if !volumes.contains(mount.name.as_str()) {
-            errors.push(FieldError::not_found(format!("{path}.name"), &mount.name));
+    if key.is_empty() && operator != "Exists" {
+        let why = "operator must be Exists when `key` is empty, which means \"match all values and all keys\"";
+        errors.push(FieldError::invalid(format!("{path}.operator"), &operator, why));
+    }
+    let effect = given(&toleration.effect);
+    if toleration.toleration_seconds.is_some() && effect != "NoExecute" {
+        let why = "effect must be 'NoExecute' when `tolerationSeconds` is set";
+        errors.push(FieldError::invalid(format!("{path}.effect"), &effect, why));
+    }
+    match operator.as_str() {
+        "" | "Equal" => {
+            if let Err(why) = names::label_value(&value) {
+                errors.push(FieldError::invalid(format!("{path}.operator"), &value, why));
+            }
         }
-        if mount.mount_path.is_empty() {
-            errors.push(FieldError::required(format!("{path}.mountPath"), ""));
-        } else if !paths.insert(&mount.mount_path) {
-            errors.push(FieldError::invalid(format!("{path}.mountPath"), &mount.mount_path, "must be unique"));
+        "Exists" if value.is_empty() => {}
+        "Exists" => {
+            let why = "value must be empty when `operator` is 'Exists'";
+            errors.push(FieldError::invalid(format!("{path}.operator"), &value, why));
         }
-        if let Some(sub) = mount.sub_path.as_deref().filter(|s| s.starts_with('/')) {
-            errors.push(FieldError::invalid(format!("{path}.subPath"), sub, "must be a relative path"));
-        }
-        if let Some(sub) = mount.sub_path.as_deref().filter(|s| s.split('/').any(|part| part == "..")) {
-            errors.push(FieldError::invalid(format!("{path}.subPath"), sub, "must not contain '..'"));
+        other => {
+            errors.push(FieldError::not_supported_of(format!("{path}.operator"), other, &["Equal", "Exists"]));
         }
     }
-    for (i, device) in container.volume_devices.iter().flatten().enumerate() {
-        let path = format!("{path}.volumeDevices[{i}]");
-        if !volumes.contains(device.name.as_str()) {
-            errors.push(FieldError::not_found(format!("{path}.name"), &device.name));
-        }
-        if !paths.insert(&device.device_path) {
-            errors.push(FieldError::invalid(format!("{path}.devicePath"), &device.device_path, "must be unique"));
-        }
+    let effects = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
+    if !effect.is_empty() && !effects.contains(&effect.as_str()) {
+        errors.push(FieldError::not_supported_of(format!("{path}.effect"), &effect, &effects));
     }
 }
 
-fn check_volumes<'a>(volumes: &'a [Volume], errors: &mut Vec<FieldError>) -> BTreeSet<&'a str> {
-    let mut seen = BTreeSet::new();
+fn check_volumes<'a>(
+    root: &str,
+    pod: Option<&str>,
+    volumes: &'a [Volume],
+    errors: &mut Vec<FieldError>,
+) -> Volumes<'a> {
+    let mut seen = Volumes::new();
+    let made: BTreeSet<String> =
+        volumes.iter().filter(|v| v.ephemeral.is_some()).filter_map(|v| Some(format!("{}-{}", pod?, v.name))).collect();
     for (i, volume) in volumes.iter().enumerate() {
-        let path = format!("spec.volumes[{i}]");
+        let path = format!("{root}.volumes[{i}]");
         check_name(&format!("{path}.name"), &volume.name, errors);
-        if !seen.insert(volume.name.as_str()) {
+        let can_be_device = volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some();
+        if seen.insert(volume.name.as_str(), can_be_device).is_some() {
             errors.push(FieldError::duplicate(format!("{path}.name"), &volume.name));
         }
         // Every field of a volume but its name is a source.
@@ -103,20 +126,11 @@ fn check_volumes<'a>(volumes: &'a [Volume], errors: &mut Vec<FieldError>) -> BTr
         for extra in sources.iter().skip(1) {
             errors.push(FieldError::forbidden(format!("{path}.{extra}"), "may not specify more than 1 volume type"));
         }
-        if volume.persistent_volume_claim.as_ref().is_some_and(|c| c.claim_name.is_empty()) {
-            errors.push(FieldError::required(format!("{path}.persistentVolumeClaim.claimName"), ""));
-        }
-        if let Some(csi) = &volume.csi {
-            match names::csi_driver(&csi.driver) {
-                _ if csi.driver.is_empty() => errors.push(FieldError::required(format!("{path}.csi.driver"), "")),
-                Ok(()) => {}
-                Err(why) => errors.push(FieldError::invalid(format!("{path}.csi.driver"), &csi.driver, why)),
-            }
-        }
-        if let Some(ephemeral) = &volume.ephemeral
-            && ephemeral.volume_claim_template.is_none()
-        {
-            errors.push(FieldError::required(format!("{path}.ephemeral.volumeClaimTemplate"), ""));
+        source::check(&path, volume, errors);
+        if let Some(claim) = volume.persistent_volume_claim.as_ref().filter(|c| made.contains(&c.claim_name)) {
+            let path = format!("{path}.persistentVolumeClaim.claimName");
+            let why = "must not reference a PVC that gets created for an ephemeral volume";
+            errors.push(FieldError::invalid(path, &claim.claim_name, why));
         }
     }
     seen
@@ -197,8 +211,19 @@ mod tests {
                 json!({ "volumes": [{ "name": "v", "emptyDir": {}, "hostPath": { "path": "/x" } }] }),
                 "spec.volumes[0].hostPath",
             ),
+            (
+                "an odd host path",
+                json!({ "volumes": [{ "name": "v", "hostPath": { "path": "/x", "type": "Folder" } }] }),
+                "spec.volumes[0].hostPath.type",
+            ),
+            ("a toleration of nothing", json!({ "tolerations": [{ "value": "x" }] }), "spec.tolerations[0].operator"),
+            (
+                "a short toleration of no execution",
+                json!({ "tolerations": [{ "key": "b", "operator": "Exists", "effect": "NoSchedule", "tolerationSeconds": 5 }] }),
+                "spec.tolerations[0].effect",
+            ),
         ] {
-            let errors = spec(&pod(change).spec.unwrap());
+            let errors = spec("spec", None, &pod(change).spec.unwrap());
             assert_eq!(errors.first().map(|e| e.field.as_str()), Some(field), "{case}: {errors:?}");
         }
     }

@@ -1,0 +1,236 @@
+//! Joining what a client applies with what is stored, and taking fields out again.
+
+use std::collections::{HashMap, HashSet};
+
+use serde_json::{Map, Value};
+
+use super::compare::{fields_at, step};
+use super::set::{FieldSet, field};
+use crate::schema::{At, Relation, Scalar, Schema, Type};
+
+/// What is applied wins; what it does not mention stays.
+pub(super) fn merged(at: At<'_>, live: &Value, applied: &Value) -> Value {
+    match (live, applied) {
+        (Value::Object(live), Value::Object(applied)) if !at.is_atomic_object() => {
+            let mut out = live.clone();
+            for (name, value) in applied {
+                let inner = at.member(name).unwrap_or_else(|| Schema::unknown().root());
+                let joined = live.get(name).map_or_else(|| value.clone(), |live| merged(inner, live, value));
+                out.insert(name.clone(), joined);
+            }
+            Value::Object(out)
+        }
+        (Value::Array(live), Value::Array(applied)) if *at.relation() != Relation::Atomic => {
+            Value::Array(merged_list(at, live, applied))
+        }
+        _ => applied.clone(),
+    }
+}
+
+/// Elements both sides have come in the applied order. Those only the live list has stay before the shared element they
+/// preceded, and before what is new there.
+fn merged_list(at: At<'_>, live: &[Value], applied: &[Value]) -> Vec<Value> {
+    let steps = |list: &[Value]| list.iter().enumerate().map(|(i, v)| step(at, i, v)).collect::<Vec<_>>();
+    let (live_steps, applied_steps) = (steps(live), steps(applied));
+    let live_at: HashMap<&str, usize> = live_steps.iter().enumerate().map(|(i, s)| (&**s, i)).collect();
+    let wanted: HashSet<&str> = applied_steps.iter().map(|s| &**s).collect();
+    let shared: Vec<&str> = applied_steps.iter().map(|s| &**s).filter(|s| live_at.contains_key(s)).collect();
+    let mut shared = shared.into_iter().peekable();
+    let mut out = Vec::with_capacity(live.len() + applied.len());
+    let mut next = 0;
+    let mut live_only_until = |stop: Option<&str>, out: &mut Vec<Value>| {
+        while next < live.len() && stop != Some(&*live_steps[next]) {
+            if !wanted.contains(&*live_steps[next]) {
+                out.push(live[next].clone());
+            }
+            next += 1;
+        }
+    };
+    for (value, step) in applied.iter().zip(&applied_steps) {
+        live_only_until(shared.peek().copied(), &mut out);
+        match live_at.get(&**step) {
+            None => out.push(value.clone()),
+            Some(found) => {
+                out.push(merged(at.element(), &live[*found], value));
+                shared.next();
+            }
+        }
+    }
+    live_only_until(None, &mut out);
+    out
+}
+
+/// The value without the places in the set. What becomes empty by that becomes null.
+pub(super) fn without(at: At<'_>, value: &Value, set: &FieldSet) -> Value {
+    match value {
+        Value::Object(fields) if !fields.is_empty() && !at.is_atomic_object() => {
+            let mut out = Map::new();
+            for (name, value) in fields {
+                match set.get(&field(name)) {
+                    Some(node) if node.member => {}
+                    Some(node) => {
+                        let inner = at.member(name).unwrap_or_else(|| Schema::unknown().root());
+                        out.insert(name.clone(), without(inner, value, &node.below));
+                    }
+                    None => {
+                        out.insert(name.clone(), value.clone());
+                    }
+                }
+            }
+            if out.is_empty() { Value::Null } else { Value::Object(out) }
+        }
+        Value::Array(list) if !list.is_empty() && *at.relation() != Relation::Atomic => {
+            let mut out = Vec::new();
+            for (i, element) in list.iter().enumerate() {
+                match set.get(&step(at, i, element)) {
+                    Some(node) if node.member => {}
+                    Some(node) => out.push(without(at.element(), element, &node.below)),
+                    None => out.push(element.clone()),
+                }
+            }
+            if out.is_empty() { Value::Null } else { Value::Array(out) }
+        }
+        other => other.clone(),
+    }
+}
+
+/// The set with every declared field that has something below it. Taking such a field out takes out the struct, too.
+pub(super) fn with_structs(at: At<'_>, set: &FieldSet) -> FieldSet {
+    let mut out = FieldSet::default();
+    for (step, node) in set.iter() {
+        let name = step.strip_prefix("f:");
+        let declared = name.is_some_and(|name| at.declared(name).is_some());
+        let inner = match name {
+            Some(name) => at.member(name).unwrap_or_else(|| Schema::unknown().root()),
+            None => at.element(),
+        };
+        let mut node = node.clone();
+        node.member |= declared && !node.below.is_empty();
+        node.below = with_structs(inner, &node.below);
+        out.put(step, node);
+    }
+    out
+}
+
+/// All fields of a value, structs included.
+pub(super) fn all_fields(at: At<'_>, value: &Value) -> FieldSet {
+    with_structs(at, &fields_at(at, value).below)
+}
+
+/// Is what a client applies of the right shape? Says where not.
+pub(super) fn check(at: At<'_>, value: &Value, path: &str) -> Result<(), String> {
+    let wrong = |wanted: &str| Err(format!("{path}: expected {wanted}, got {value}"));
+    match (at.of, value) {
+        (_, Value::Null) | (Type::Untyped { .. }, _) => Ok(()),
+        (Type::Scalar(Scalar::Text | Scalar::MicroTime), Value::String(_)) => Ok(()),
+        (Type::Scalar(Scalar::Text | Scalar::MicroTime), _) => wrong("string"),
+        (Type::Scalar(Scalar::Flag), Value::Bool(_)) => Ok(()),
+        (Type::Scalar(Scalar::Flag), _) => wrong("boolean"),
+        (Type::Scalar(Scalar::Integer | Scalar::Number), Value::Number(_)) => Ok(()),
+        (Type::Scalar(Scalar::Integer | Scalar::Number), _) => wrong("numeric (int or float)"),
+        (Type::Scalar(Scalar::IntOrText), Value::String(_) | Value::Number(_)) => Ok(()),
+        (Type::Scalar(Scalar::IntOrText), _) => wrong("string or number"),
+        (Type::Struct { .. } | Type::Map { .. }, Value::Object(fields)) => {
+            fields.iter().try_for_each(|(name, value)| {
+                let path = format!("{path}.{name}");
+                match at.member(name) {
+                    Some(inner) => check(inner, value, &path),
+                    None => Err(format!("{path}: field not declared in schema")),
+                }
+            })
+        }
+        (Type::Struct { .. } | Type::Map { .. }, _) => wrong("map"),
+        (Type::List { relation, .. }, Value::Array(elements)) => {
+            let mut seen = HashSet::new();
+            for (i, element) in elements.iter().enumerate() {
+                let step = step(at, i, element);
+                let shown = path_of(&step, i);
+                if matches!(relation, Relation::Keys(_)) && step.starts_with("i:") {
+                    return Err(format!(
+                        "{path}: element {i}: associative list with keys has an element that omits key field"
+                    ));
+                }
+                check(at.element(), element, &format!("{path}{shown}"))?;
+                if *relation != Relation::Atomic && !seen.insert(step) {
+                    return Err(format!("{path}: duplicate entries for key {shown}"));
+                }
+            }
+            Ok(())
+        }
+        (Type::List { .. }, _) => wrong("list"),
+    }
+}
+
+fn path_of(step: &str, index: usize) -> String {
+    let mut set = FieldSet::default();
+    set.put(step, super::set::Node { member: true, below: FieldSet::default() });
+    set.paths().pop().unwrap_or_else(|| format!("[{index}]"))
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Pod;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn lists_keep_the_applied_order_and_their_own_elements() {
+        let schema = Schema::of::<Pod>();
+        let list = |names: &[&str]| -> Value {
+            json!({ "spec": { "containers": names.iter().map(|n| json!({ "name": n })).collect::<Vec<_>>() } })
+        };
+        for (live, applied, want) in [
+            (&["a", "b", "c"][..], &["b"][..], &["a", "b", "c"][..]),
+            (&["a", "b"], &["b", "a"], &["b", "a"]),
+            (&["a", "b"], &["n", "b"], &["a", "n", "b"]),
+            (&["x", "a", "y", "b"], &["b", "a"], &["x", "y", "b", "a"]),
+            (&[], &["a"], &["a"]),
+        ] {
+            let got = merged(schema.root(), &list(live), &list(applied));
+            assert_eq!(got, list(want), "{live:?} {applied:?}");
+        }
+    }
+
+    #[test]
+    fn atomic_parts_are_replaced_and_others_joined() {
+        let schema = Schema::of::<Pod>();
+        let live = json!({ "spec": { "nodeSelector": { "a": "1" }, "tolerations": [{ "key": "x" }],
+            "containers": [{ "name": "c", "image": "1", "env": [{ "name": "A", "value": "1" }] }] } });
+        let applied = json!({ "spec": { "nodeSelector": { "b": "1" }, "tolerations": [],
+            "containers": [{ "name": "c", "env": [{ "name": "B", "value": "2" }] }] } });
+        assert_eq!(
+            merged(schema.root(), &live, &applied),
+            json!({ "spec": { "nodeSelector": { "b": "1" }, "tolerations": [], "containers": [
+                { "name": "c", "image": "1", "env": [{ "name": "A", "value": "1" }, { "name": "B", "value": "2" }] }] } })
+        );
+    }
+
+    #[test]
+    fn what_is_applied_must_fit() {
+        let schema = Schema::of::<Pod>();
+        let container = |fields: Value| json!({ "spec": { "containers": [fields] } });
+        for (value, want) in [
+            (json!({ "bogus": 1 }), ".bogus: field not declared in schema"),
+            (json!({ "metadata": { "labels": { "a": 1 } } }), ".metadata.labels.a: expected string, got 1"),
+            (
+                container(json!({ "name": "a", "imagee": "x" })),
+                ".spec.containers[name=\"a\"].imagee: field not declared in schema",
+            ),
+            (
+                container(json!({ "image": "x" })),
+                ".spec.containers: element 0: associative list with keys has an element that omits key field",
+            ),
+            (
+                json!({ "metadata": { "finalizers": ["a/b", "a/b"] } }),
+                ".metadata.finalizers: duplicate entries for key [=\"a/b\"]",
+            ),
+        ] {
+            assert_eq!(check(schema.root(), &value, "").unwrap_err(), want);
+        }
+        let fine = container(
+            json!({ "name": "a", "ports": [{ "containerPort": 1 }, { "containerPort": 1, "protocol": "UDP" }] }),
+        );
+        assert_eq!(check(schema.root(), &fine, ""), Ok(()));
+    }
+}

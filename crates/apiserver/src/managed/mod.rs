@@ -1,0 +1,16 @@
+//! Who owns which field: `metadata.managedFields`, and server-side apply, which is decided by it.
+//!
+//! Everything here is pure. An object is looked at as JSON, through its schema; what is stored is the typed object
+//! the result decodes to.
+
+mod apply;
+mod compare;
+mod entries;
+mod merge;
+mod set;
+mod track;
+
+pub(crate) use apply::{ApplyError, Conflict};
+pub(crate) use compare::{difference, fields};
+pub(crate) use entries::Operation;
+pub(crate) use track::{Tracker, keep_times};

@@ -1,0 +1,137 @@
+//! What the API looks like, for clients that ask: kubectl explains, validates and merges by it.
+//!
+//! Documents are made when asked for and not kept: with their descriptions they are as large as a small store. What
+//! is kept apart is the hash that lets clients keep them instead.
+
+mod gnostic;
+mod paths;
+mod v2;
+mod v3;
+
+use bytes::Bytes;
+use http::StatusCode;
+use http::header::{ACCEPT, CACHE_CONTROL, ETAG, EXPIRES, HeaderName, HeaderValue, IF_NONE_MATCH, LOCATION};
+use http::request::Parts;
+use serde_json::{Map, json};
+use sha2::{Digest, Sha256};
+
+use crate::api::Kinds;
+use crate::error::ApiError;
+use crate::http::reply::Reply;
+use crate::schema::builtin::Definitions;
+
+/// Clients ask for it with an `@`, which no parser of media types accepts in an answer.
+const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
+
+/// What of the request matters here.
+#[derive(Clone, Copy)]
+pub(crate) struct Asked<'a> {
+    pub(crate) accept: Option<&'a str>,
+    pub(crate) known: Option<&'a str>,
+    /// The hash the index gave.
+    pub(crate) hash: Option<&'a str>,
+}
+
+impl<'a> Asked<'a> {
+    pub(crate) fn of(request: &'a Parts) -> Self {
+        let header = |name: HeaderName| request.headers.get(name).and_then(|v| v.to_str().ok());
+        let hash = request.uri.query().into_iter().flat_map(|q| q.split('&')).find_map(|p| p.strip_prefix("hash="));
+        Self { accept: header(ACCEPT), known: header(IF_NONE_MATCH), hash }
+    }
+}
+
+pub(crate) fn v2(kinds: &Kinds, asked: Asked<'_>) -> Reply {
+    let is_protobuf = asked.accept.is_some_and(|a| a.contains("protobuf"));
+    let hash = fingerprint(kinds, |_, _| true);
+    let etag = if is_protobuf { format!("{hash}P") } else { hash };
+    if let Some(reply) = unchanged(&etag, asked) {
+        return reply;
+    }
+    let document = v2::document(kinds);
+    let reply = match is_protobuf {
+        true => Reply { content_type: PROTOBUF, ..Reply::bytes(StatusCode::OK, gnostic::encode(&document)) },
+        false => Reply::json(StatusCode::OK, &document),
+    };
+    reply.with_header(ETAG, quoted(&etag))
+}
+
+fn document_path(group: &str, version: &str) -> String {
+    if group.is_empty() { format!("api/{version}") } else { format!("apis/{group}/{version}") }
+}
+
+fn document_url(kinds: &Kinds, group: &str, version: &str) -> (String, String) {
+    let hash = fingerprint(kinds, |g, v| g == group && v == version);
+    (format!("/openapi/v3/{}?hash={hash}", document_path(group, version)), hash)
+}
+
+pub(crate) fn v3_index(kinds: &Kinds) -> Reply {
+    let mut paths = Map::new();
+    for (group, versions) in kinds.groups() {
+        for version in versions {
+            let (url, _) = document_url(kinds, group, version);
+            paths.insert(document_path(group, version), json!({ "serverRelativeURL": url }));
+        }
+    }
+    Reply::json(StatusCode::OK, &json!({ "paths": paths }))
+}
+
+pub(crate) fn v3_document(kinds: &Kinds, path: &str, asked: Asked<'_>) -> Result<Reply, ApiError> {
+    let groups = kinds.groups();
+    let (group, version) = groups
+        .iter()
+        .flat_map(|(group, versions)| versions.iter().map(move |version| (*group, *version)))
+        .find(|(group, version)| document_path(group, version) == path)
+        .ok_or(ApiError::NoSuchResource)?;
+    let (url, hash) = document_url(kinds, group, version);
+    if asked.hash.is_some_and(|h| h != hash) {
+        let here = Reply::bytes(StatusCode::MOVED_PERMANENTLY, Bytes::new());
+        return Ok(here.with_header(LOCATION, HeaderValue::from_str(&url).unwrap_or(HeaderValue::from_static("/"))));
+    }
+    if let Some(reply) = unchanged(&hash, asked) {
+        return Ok(reply);
+    }
+    let mut reply = Reply::json(StatusCode::OK, &v3::document(kinds, group, version));
+    reply = reply.with_header(ETAG, quoted(&hash));
+    if asked.hash.is_some() {
+        // Under this address the document never changes.
+        reply = reply
+            .with_header(CACHE_CONTROL, HeaderValue::from_static("public, immutable"))
+            .with_header(EXPIRES, HeaderValue::from_static("Thu, 31 Dec 2099 23:59:59 GMT"));
+    }
+    Ok(reply)
+}
+
+fn quoted(hash: &str) -> HeaderValue {
+    HeaderValue::from_str(&format!("\"{hash}\"")).unwrap_or(HeaderValue::from_static("\"\""))
+}
+
+fn unchanged(hash: &str, asked: Asked<'_>) -> Option<Reply> {
+    let known = asked.known?.split(',').map(|tag| tag.trim().trim_start_matches("W/").trim_matches('"'));
+    let found = known.into_iter().any(|tag| tag == hash || tag == "*");
+    found.then(|| Reply::bytes(StatusCode::NOT_MODIFIED, Bytes::new()).with_header(ETAG, quoted(hash)))
+}
+
+/// Changes whenever the documents of these versions would. Built-in kinds change with the program only; custom ones are
+/// described anew.
+fn fingerprint(kinds: &Kinds, included: impl Fn(&str, &str) -> bool) -> String {
+    let mut hasher = Sha256::new();
+    hasher.update(env!("CARGO_PKG_VERSION"));
+    for kind in kinds.iter().filter(|k| included(&k.descriptor().group, &k.descriptor().version)) {
+        hasher.update(format!("{:?}", kind.descriptor()));
+        if !kind.merges_strategically() {
+            let mut definitions = Definitions::new();
+            if let Some(name) = kind.describe(&mut definitions) {
+                let described = definitions.finish().remove(&name).unwrap_or_default();
+                hasher.update(described.to_string());
+            }
+        }
+    }
+    hasher.finalize().iter().map(|byte| format!("{byte:02X}")).collect()
+}
+
+impl Reply {
+    fn with_header(mut self, name: HeaderName, value: HeaderValue) -> Self {
+        self.headers.push((name, value));
+        self
+    }
+}

@@ -1,0 +1,62 @@
+//! OpenAPI v2: one document for everything. kubectl validates the items of a List by it.
+
+use serde_json::{Map, Value, json};
+
+use super::paths::{self, Dialect};
+use crate::api::Kinds;
+use crate::schema::builtin::{Definitions, PREFIX};
+
+const REFERENCE: &str = "#/definitions/";
+
+pub(super) fn document(kinds: &Kinds) -> Value {
+    let mut all = Definitions::new();
+    let mut all_paths = Map::new();
+    let mut described: Vec<(String, Value)> = Vec::new();
+    for kind in kinds.iter() {
+        let d = kind.descriptor();
+        let name = kind.describe(&mut all);
+        let schema = name.as_ref().map(|name| format!("{REFERENCE}{name}"));
+        paths::of(&**kind, schema.as_deref(), Dialect::V2, &mut all_paths);
+        described.extend(name.map(|n| (n, json!({ "group": d.group, "version": d.version, "kind": d.kind }))));
+    }
+    let mut definitions = all.finish();
+    for schema in definitions.values_mut() {
+        spell(schema);
+    }
+    for (name, kind) in described {
+        if let Some(schema) = definitions.get_mut(&name) {
+            schema["x-kubernetes-group-version-kind"] = json!([kind]);
+        }
+    }
+    json!({
+        "swagger": "2.0",
+        "info": { "title": "Kubernetes", "version": "v1" },
+        "paths": all_paths,
+        "definitions": definitions,
+    })
+}
+
+/// Version 2 knows no value of several types, and refers elsewhere.
+fn spell(schema: &mut Value) {
+    match schema {
+        Value::Object(fields) => {
+            if fields.remove("x-kubernetes-int-or-string").is_some() && !fields.contains_key("type") {
+                let is_quantity =
+                    fields.get("description").and_then(Value::as_str).is_some_and(|d| d.starts_with("Quantity is "));
+                fields.insert("type".into(), "string".into());
+                if !is_quantity {
+                    fields.insert("format".into(), "int-or-string".into());
+                }
+            }
+            for refused in ["oneOf", "anyOf", "not", "nullable", "x-kubernetes-validations"] {
+                fields.remove(refused);
+            }
+            if let Some(Value::String(reference)) = fields.get_mut("$ref") {
+                *reference = reference.replacen(PREFIX, REFERENCE, 1);
+            }
+            fields.values_mut().for_each(spell);
+        }
+        Value::Array(list) => list.iter_mut().for_each(spell),
+        _ => {}
+    }
+}

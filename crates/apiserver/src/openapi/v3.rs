@@ -1,0 +1,63 @@
+//! OpenAPI v3: one document per group and version.
+
+use serde_json::{Map, Value, json};
+
+use super::paths::{self, Dialect};
+use crate::api::Kinds;
+use crate::schema::builtin::{Definitions, PREFIX};
+
+pub(super) fn document(kinds: &Kinds, group: &str, version: &str) -> Value {
+    let mut definitions = Definitions::new();
+    let mut all_paths = Map::new();
+    let mut described = Vec::new();
+    for kind in kinds.in_version(group, version) {
+        let name = kind.describe(&mut definitions);
+        let schema = name.as_ref().map(|name| format!("{PREFIX}{name}"));
+        paths::of(&**kind, schema.as_deref(), Dialect::V3, &mut all_paths);
+        described.extend(name.map(|name| (name, kind)));
+    }
+    let mut schemas = definitions.finish();
+    for schema in schemas.values_mut() {
+        spell(schema);
+    }
+    for (name, kind) in described {
+        let d = kind.descriptor();
+        if let Some(schema) = schemas.get_mut(&name) {
+            schema["x-kubernetes-group-version-kind"] =
+                json!([{ "group": d.group, "version": d.version, "kind": d.kind }]);
+        }
+    }
+    json!({
+        "openapi": "3.0.0",
+        "info": { "title": "Kubernetes", "version": "v1" },
+        "paths": all_paths,
+        "components": { "schemas": schemas },
+    })
+}
+
+/// Version 3 allows nothing beside a reference, and says which of several types a value may have.
+fn spell(schema: &mut Value) {
+    match schema {
+        Value::Object(fields) => {
+            if fields.remove("x-kubernetes-int-or-string").is_some() && !fields.contains_key("type") {
+                let number = if fields.get("description").is_some_and(is_quantity) { "number" } else { "integer" };
+                if number == "integer" {
+                    fields.insert("format".into(), "int-or-string".into());
+                }
+                fields.insert("oneOf".into(), json!([{ "type": number }, { "type": "string" }]));
+            }
+            if fields.len() > 1
+                && let Some(reference) = fields.remove("$ref")
+            {
+                fields.insert("allOf".into(), json!([{ "$ref": reference }]));
+            }
+            fields.values_mut().for_each(spell);
+        }
+        Value::Array(list) => list.iter_mut().for_each(spell),
+        _ => {}
+    }
+}
+
+fn is_quantity(description: &Value) -> bool {
+    description.as_str().is_some_and(|d| d.starts_with("Quantity is "))
+}

@@ -1,0 +1,99 @@
+//! JSON patch, bounded: a few short operations can ask for an object larger or deeper than any machine can hold.
+
+use json_patch::{Patch, PatchOperation};
+use serde_json::Value;
+
+use crate::error::ApiError;
+
+/// All that copies may add together, in bytes of JSON.
+const COPIED: usize = 3 << 20;
+/// How deep an object may be; as deep as one that comes in a body.
+const DEPTH: usize = 128;
+
+pub(super) fn apply(value: &mut Value, patch: &Patch) -> Result<(), ApiError> {
+    let mut copied = 0;
+    for operation in &patch.0 {
+        let (path, put) = match operation {
+            PatchOperation::Add(op) => (&op.path, Some(&op.value)),
+            PatchOperation::Replace(op) => (&op.path, Some(&op.value)),
+            PatchOperation::Move(op) => (&op.path, value.pointer(op.from.as_str())),
+            PatchOperation::Copy(op) => {
+                let source = value.pointer(op.from.as_str());
+                copied += source.map_or(0, size);
+                (&op.path, source)
+            }
+            PatchOperation::Remove(_) | PatchOperation::Test(_) => {
+                step(value, operation)?;
+                continue;
+            }
+        };
+        if copied > COPIED {
+            return Err(ApiError::TooLarge { limit: COPIED });
+        }
+        if put.map_or(0, depth) + path.as_str().matches('/').count() > DEPTH {
+            return Err(ApiError::PatchRejected);
+        }
+        step(value, operation)?;
+    }
+    Ok(())
+}
+
+fn step(value: &mut Value, operation: &PatchOperation) -> Result<(), ApiError> {
+    json_patch::patch(value, std::slice::from_ref(operation)).map_err(|_| ApiError::PatchRejected)
+}
+
+fn size(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 2 + items.iter().map(|item| 1 + size(item)).sum::<usize>(),
+        Value::Object(fields) => 2 + fields.iter().map(|(key, item)| key.len() + 4 + size(item)).sum::<usize>(),
+        Value::String(text) => 2 + text.len(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 4,
+    }
+}
+
+fn depth(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
+        Value::Object(fields) => 1 + fields.values().map(depth).max().unwrap_or(0),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn run(operations: Value) -> Result<Value, ApiError> {
+        let mut value = json!({ "a": { "k": "v" } });
+        apply(&mut value, &serde_json::from_value(operations).unwrap())?;
+        Ok(value)
+    }
+
+    #[test]
+    fn ordinary_patches_apply() {
+        let copy = json!([{ "op": "copy", "from": "/a", "path": "/b" }, { "op": "remove", "path": "/a" }]);
+        assert_eq!(run(copy).unwrap(), json!({ "b": { "k": "v" } }));
+        assert!(matches!(run(json!([{ "op": "remove", "path": "/x" }])), Err(ApiError::PatchRejected)));
+    }
+
+    #[test]
+    fn copies_cannot_fill_the_memory() {
+        let doubling: Vec<Value> =
+            (0..60).map(|i| json!({ "op": "copy", "from": "/a", "path": format!("/a/x{i}") })).collect();
+        assert!(matches!(run(doubling.into()), Err(ApiError::TooLarge { .. })));
+    }
+
+    #[test]
+    fn nothing_gets_deeper_than_a_body_can_be() {
+        let path = |n: usize| "/a".to_owned() + &"/x".repeat(n);
+        let deeper: Vec<Value> = (1..300).map(|n| json!({ "op": "add", "path": path(n), "value": {} })).collect();
+        assert!(matches!(run(deeper.into()), Err(ApiError::PatchRejected)));
+        let mut doubling = vec![json!({ "op": "add", "path": "/a/x", "value": {} })];
+        for i in 0..20 {
+            doubling.push(json!({ "op": "copy", "from": "/a", "path": path((1 << i) + 1) }));
+        }
+        assert!(run(doubling.into()).is_err());
+    }
+}

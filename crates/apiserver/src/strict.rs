@@ -1,0 +1,219 @@
+//! What a body says twice or says to nobody: duplicate and unknown fields, in the order they stand in the text. The
+//! typed decoder keeps the last of several values and drops what it does not know; this pass is what tells about it.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use serde::Deserializer;
+use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
+
+use crate::schema::{At, Scalar, Schema, Type};
+
+/// More than this is not news.
+const LIMIT: usize = 100;
+
+/// What is to be said about a body.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Findings {
+    pub(crate) complaints: Vec<String>,
+    /// Something the typed decoder would let pass and must not.
+    pub(crate) fault: Option<String>,
+}
+
+/// Looks through a text. One that is no JSON gives nothing: decoding it will.
+pub(crate) fn of_text(schema: &Schema, body: &[u8]) -> Findings {
+    look(schema, &mut serde_json::Deserializer::from_slice(body))
+}
+
+pub(crate) fn of_value(schema: &Schema, value: &Value) -> Findings {
+    look(schema, value)
+}
+
+fn look<'de>(schema: &Schema, source: impl Deserializer<'de>) -> Findings {
+    let mut scan = Scan { path: String::new(), findings: Findings::default() };
+    let _ = Place { scan: &mut scan, at: schema.root() }.deserialize(source);
+    scan.findings
+}
+
+struct Scan {
+    path: String,
+    findings: Findings,
+}
+
+impl Scan {
+    /// About the field the path leads to.
+    fn report(&mut self, what: &str) {
+        let complaint = format!("{what} field {:?}", self.path);
+        let found = &mut self.findings.complaints;
+        if found.len() < LIMIT && !found.contains(&complaint) {
+            found.push(complaint);
+        }
+    }
+}
+
+struct Place<'s, 'a> {
+    scan: &'s mut Scan,
+    at: At<'a>,
+}
+
+impl<'de> DeserializeSeed<'de> for Place<'_, '_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Place<'_, '_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any JSON")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let Self { scan, at } = self;
+        let before = scan.path.len();
+        let mut seen: HashSet<String> = HashSet::new();
+        while let Some(name) = map.next_key::<String>()? {
+            if before > 0 {
+                scan.path.push('.');
+            }
+            scan.path.push_str(&name);
+            if seen.contains(&name) {
+                scan.report("duplicate");
+            }
+            match at.member(&name) {
+                Some(inner) => map.next_value_seed(Place { scan, at: inner })?,
+                None => {
+                    if at.is_object() {
+                        scan.report("unknown");
+                    }
+                    map.next_value::<IgnoredAny>()?;
+                }
+            }
+            seen.insert(name);
+            scan.path.truncate(before);
+        }
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        let Self { scan, at } = self;
+        let before = scan.path.len();
+        let mut index = 0usize;
+        loop {
+            scan.path.push_str(&format!("[{index}]"));
+            let more = list.next_element_seed(Place { scan, at: at.element() })?;
+            scan.path.truncate(before);
+            if more.is_none() {
+                return Ok(());
+            }
+            index += 1;
+        }
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<(), E> {
+        if *self.at.of == Type::Scalar(Scalar::MicroTime)
+            && let Err(fault) = check_micro_time(text)
+        {
+            self.scan.findings.fault.get_or_insert(fault);
+        }
+        Ok(())
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+}
+
+/// These times are compared as text by those who elect leaders: all six digits must be there.
+fn check_micro_time(text: &str) -> Result<(), String> {
+    const SHAPE: &str = "dddd-dd-ddTdd:dd:dd";
+    let fits = |text: &[u8], shape: &[u8]| {
+        text.len() >= shape.len()
+            && text.iter().zip(shape).all(|(t, s)| if *s == b'd' { t.is_ascii_digit() } else { t == s })
+    };
+    let refuse = |rest: &str, part: &str| {
+        Err(format!("parsing time {text:?} as \"2006-01-02T15:04:05.000000Z07:00\": cannot parse {rest:?} as {part:?}"))
+    };
+    let bytes = text.as_bytes();
+    if !text.is_ascii() || !fits(bytes, SHAPE.as_bytes()) {
+        return refuse(text, "2006");
+    }
+    if !fits(&bytes[19..], b".dddddd") {
+        return refuse(&text[19..], ".000000");
+    }
+    match &bytes[26..] {
+        b"Z" => Ok(()),
+        zone if zone.len() == 6 && (fits(zone, b"+dd:dd") || fits(zone, b"-dd:dd")) => Ok(()),
+        _ => refuse(&text[26..], "Z07:00"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::coordination::v1::Lease;
+    use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+
+    use super::*;
+
+    #[test]
+    fn complaints_come_in_the_order_of_the_text() {
+        let body =
+            br#"{"metadata":{"name":"a","bogus":1},"data":{"x":"1","x":"2"},"extra":{"y":1,"y":2},"data":{"x":"3"}}"#;
+        assert_eq!(
+            of_text(&Schema::of::<ConfigMap>(), body).complaints,
+            [
+                "unknown field \"metadata.bogus\"",
+                "duplicate field \"data.x\"",
+                "unknown field \"extra\"",
+                "duplicate field \"data\""
+            ]
+        );
+        let body =
+            br#"{"spec":{"containers":[{"name":"a"},{"name":"b","imagee":"x","env":[{"name":"A","Value":"v"}]}]}}"#;
+        assert_eq!(
+            of_text(&Schema::of::<Pod>(), body).complaints,
+            ["unknown field \"spec.containers[1].imagee\"", "unknown field \"spec.containers[1].env[0].Value\""]
+        );
+        assert!(of_text(&Schema::of::<Pod>(), b"{nope").complaints.is_empty());
+    }
+
+    #[test]
+    fn precise_times_have_six_digits() {
+        let schema = Schema::of::<Lease>();
+        let fault = |time: &str| {
+            of_value(&schema, &serde_json::json!({ "spec": { "renewTime": time }, "metadata": { "name": time } })).fault
+        };
+        for fine in ["2020-02-03T04:05:07.654321Z", "2020-02-03T04:05:07.654321+02:00"] {
+            assert_eq!(fault(fine), None, "{fine}");
+        }
+        for (time, rest, part) in [
+            ("2020-02-03T04:05:07Z", "Z", ".000000"),
+            ("2020-02-03T06:05:07.5+02:00", ".5+02:00", ".000000"),
+            ("2020-02-03T06:05:07.1234567Z", "7Z", "Z07:00"),
+            ("yesterday", "yesterday", "2006"),
+        ] {
+            let want = format!("cannot parse {rest:?} as {part:?}");
+            assert!(fault(time).is_some_and(|f| f.ends_with(&want)), "{time}: {:?}", fault(time));
+        }
+    }
+}

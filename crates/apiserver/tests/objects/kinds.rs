@@ -1,0 +1,154 @@
+//! Workloads, events in two groups, classes of attributes, and what goes with them.
+
+use serde_json::{Value, json};
+
+use crate::talk::{causes, map, talk, version};
+
+fn workload(kind: &str, api: &str, restart: &str) -> Value {
+    let template = json!({
+        "metadata": { "labels": { "app": "x" } },
+        "spec": { "restartPolicy": restart, "containers": [{ "name": "c", "image": "i:1" }] },
+    });
+    let mut made = json!({
+        "apiVersion": api, "kind": kind, "metadata": { "name": "w" },
+        "spec": { "selector": { "matchLabels": { "app": "x" } }, "template": template },
+    });
+    if kind == "Job" {
+        made["spec"].as_object_mut().unwrap().remove("selector");
+    }
+    made
+}
+
+const WORKLOADS: [(&str, &str, &str, &str); 5] = [
+    ("Deployment", "apps", "deployments", "Always"),
+    ("StatefulSet", "apps", "statefulsets", "Always"),
+    ("DaemonSet", "apps", "daemonsets", "Always"),
+    ("ReplicaSet", "apps", "replicasets", "Always"),
+    ("Job", "batch", "jobs", "Never"),
+];
+
+#[tokio::test]
+async fn workloads_are_stored_with_defaults_and_generations() {
+    let talk = talk().await;
+    for (kind, group, plural, restart) in WORKLOADS {
+        let base = format!("/apis/{group}/v1/namespaces/default/{plural}");
+        let mut asked = workload(kind, &format!("{group}/v1"), restart);
+        asked["status"] = json!({ "observedGeneration": 7 });
+        let made = talk.made(&base, asked).await;
+        assert_eq!(made["metadata"]["generation"], 1, "{kind}");
+        assert!(made["status"].get("observedGeneration").is_none(), "{kind}: a new object has no status");
+        assert_eq!(made["spec"]["template"]["spec"]["dnsPolicy"], "ClusterFirst", "{kind}");
+        let (_, same) = talk.put(&format!("{base}/w"), made.clone()).await;
+        assert_eq!(version(&same), version(&made), "{kind}: defaults are stable");
+        let seen = if kind == "Job" { json!({ "active": 1 }) } else { json!({ "observedGeneration": 1 }) };
+        let (_, after) = talk.patch(&format!("{base}/w/status"), json!({ "status": seen })).await;
+        assert_eq!((&after["metadata"]["generation"], version(&after) > version(&made)), (&json!(1), true), "{kind}");
+        let changed = json!({ "spec": { "template": { "metadata": { "labels": { "app": "other" } } } } });
+        let (code, refused) = talk.patch(&format!("{base}/w"), changed).await;
+        assert_eq!(code, 422, "{kind}: {refused}");
+        let table = talk.table(&base).await;
+        let cells = table["rows"][0]["cells"].as_array().unwrap().len();
+        assert_eq!(cells, table["columnDefinitions"].as_array().unwrap().len(), "{kind}");
+    }
+}
+
+#[tokio::test]
+async fn workloads_scale() {
+    let talk = talk().await;
+    let base = "/apis/apps/v1/namespaces/default/deployments";
+    talk.made(base, workload("Deployment", "apps/v1", "Always")).await;
+    let (_, mut scale) = talk.get(&format!("{base}/w/scale")).await;
+    assert_eq!(scale["status"]["selector"], "app=x");
+    scale["spec"]["replicas"] = json!(4);
+    let (code, scaled) = talk.put(&format!("{base}/w/scale"), scale.clone()).await;
+    assert_eq!((code, &scaled["spec"]["replicas"]), (200, &json!(4)), "{scaled}");
+    assert_eq!(talk.get(&format!("{base}/w")).await.1["metadata"]["generation"], 2);
+    assert_eq!(talk.put(&format!("{base}/w/scale"), scale.clone()).await.0, 409, "a stale scale is refused");
+    scale["metadata"].as_object_mut().unwrap().remove("resourceVersion");
+    scale["spec"]["replicas"] = json!(-1);
+    let (code, refused) = talk.put(&format!("{base}/w/scale"), scale).await;
+    assert_eq!((code, causes(&refused)), (422, vec!["spec.replicas".into()]));
+}
+
+#[tokio::test]
+async fn a_job_with_a_generated_name_labels_its_pods_with_it() {
+    let talk = talk().await;
+    let mut job = workload("Job", "batch/v1", "Never");
+    job["metadata"] = json!({ "generateName": "job-" });
+    let made = talk.made("/apis/batch/v1/namespaces/default/jobs", job).await;
+    let labels = &made["spec"]["template"]["metadata"]["labels"];
+    assert_eq!(labels["batch.kubernetes.io/job-name"], made["metadata"]["name"]);
+    assert_eq!(labels["batch.kubernetes.io/controller-uid"], made["metadata"]["uid"]);
+    assert_eq!(
+        made["spec"]["selector"]["matchLabels"],
+        json!({ "batch.kubernetes.io/controller-uid": made["metadata"]["uid"] })
+    );
+}
+
+#[tokio::test]
+async fn one_event_is_seen_in_both_groups() {
+    let talk = talk().await;
+    let core = "/api/v1/namespaces/default/events";
+    let newer = "/apis/events.k8s.io/v1/namespaces/default/events";
+    let event = json!({
+        "metadata": { "name": "e" }, "involvedObject": { "kind": "Pod", "name": "p", "namespace": "default" },
+        "reason": "Because", "message": "it happened", "type": "Normal", "count": 1,
+    });
+    let made = talk.made(core, event).await;
+    let (_, seen) = talk.get(&format!("{newer}/e")).await;
+    assert_eq!((seen["note"].as_str(), seen["apiVersion"].as_str()), (Some("it happened"), Some("events.k8s.io/v1")));
+    assert_eq!(version(&seen), version(&made));
+    // Recorders count repeated events by a strategic merge, in either group.
+    let media = "application/strategic-merge-patch+json";
+    let again = json!({ "deprecatedCount": 2 });
+    let (code, _) = talk.send("PATCH", &format!("{newer}/e"), media, "application/json", &again).await;
+    assert_eq!(code, 200);
+    assert_eq!(talk.get(&format!("{core}/e")).await.1["count"], 2);
+    let (_, list) = talk.get(&format!("{newer}?fieldSelector=regarding.name%3Dp")).await;
+    assert_eq!((list["kind"].as_str(), list["items"].as_array().unwrap().len()), (Some("EventList"), 1));
+    let (code, refused) = talk.post(newer, json!({ "metadata": { "name": "f" }, "reason": "Because" })).await;
+    assert_eq!(code, 422);
+    assert!(causes(&refused).contains(&"eventTime".to_owned()), "{refused}");
+    let mut watch = talk.watch(&format!("{newer}?watch=1&resourceVersion=0")).await;
+    let first = watch.next().await.unwrap();
+    assert_eq!((first["type"].as_str(), first["object"]["note"].as_str()), (Some("ADDED"), Some("it happened")));
+}
+
+#[tokio::test]
+async fn classes_of_attributes_are_protected() {
+    let talk = talk().await;
+    let class = json!({ "metadata": { "name": "gold" }, "driverName": "d.example.com", "parameters": { "iops": "1" } });
+    let made = talk.made("/apis/storage.k8s.io/v1/volumeattributesclasses", class).await;
+    assert_eq!(made["metadata"]["finalizers"], json!(["kubernetes.io/vac-protection"]));
+    let path = "/apis/storage.k8s.io/v1/volumeattributesclasses/gold";
+    let (code, refused) = talk.patch(path, json!({ "parameters": { "iops": "2" } })).await;
+    assert_eq!((code, causes(&refused)), (422, vec!["parameters".into()]));
+}
+
+#[tokio::test]
+async fn secrets_and_maps_that_are_frozen_stay_as_they_are() {
+    let talk = talk().await;
+    let secrets = "/api/v1/namespaces/default/secrets";
+    let secret = json!({ "metadata": { "name": "s" }, "stringData": { "k": "v" }, "immutable": true });
+    let made = talk.made(secrets, secret).await;
+    assert_eq!((&made["data"]["k"], made.get("stringData")), (&json!("dg=="), None));
+    let path = format!("{secrets}/s");
+    assert_eq!(causes(&talk.patch(&path, json!({ "data": { "k": "dw==" } })).await.1), ["data"]);
+    assert_eq!(causes(&talk.patch(&path, json!({ "immutable": false })).await.1), ["immutable"]);
+    assert_eq!(causes(&talk.patch(&path, json!({ "type": "other" })).await.1), ["type"]);
+    for (kind, data, missing) in [
+        ("kubernetes.io/tls", json!({ "tls.crt": "" }), vec!["data[tls.key]"]),
+        ("kubernetes.io/dockerconfigjson", json!({}), vec!["data[.dockerconfigjson]"]),
+        ("kubernetes.io/basic-auth", json!({}), vec!["data[username]", "data[password]"]),
+        ("kubernetes.io/ssh-auth", json!({}), vec!["data[ssh-privatekey]"]),
+    ] {
+        let (code, refused) =
+            talk.post(secrets, json!({ "metadata": { "name": "t" }, "type": kind, "data": data })).await;
+        assert_eq!((code, causes(&refused)), (422, missing.iter().map(ToString::to_string).collect()), "{kind}");
+    }
+    let maps = "/api/v1/namespaces/default/configmaps";
+    let mut frozen = map("m");
+    frozen["immutable"] = json!(true);
+    talk.made(maps, frozen).await;
+    assert_eq!(causes(&talk.patch(&format!("{maps}/m"), json!({ "data": { "k": "w" } })).await.1), ["data"]);
+}

@@ -1,0 +1,226 @@
+//! Clients that are slow, greedy or out of their minds: none takes the server down, and others are served meanwhile.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cleat_apiserver::{ApiServer, Config, Limits};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_util::sync::CancellationToken;
+
+const WAIT: Duration = Duration::from_secs(20);
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+struct Served {
+    dir: tempfile::TempDir,
+    server: ApiServer,
+    tls: TlsConnector,
+}
+
+async fn serve(limits: Limits) -> Served {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = Config::new(dir.path(), "127.0.0.1:0".parse().unwrap());
+    config.limits = limits;
+    let server = ApiServer::open(config).await.unwrap();
+    tokio::spawn(server.serve(CancellationToken::new()));
+    let tls = connector(dir.path());
+    Served { dir, server, tls }
+}
+
+fn connector(data: &std::path::Path) -> TlsConnector {
+    let pki = data.join("pki");
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(pki.join("ca.crt")).unwrap()).unwrap();
+    let certificate = CertificateDer::from_pem_file(pki.join("admin.crt")).unwrap();
+    let key = PrivateKeyDer::from_pem_file(pki.join("admin.key")).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_client_auth_cert(vec![certificate], key)
+        .unwrap();
+    TlsConnector::from(Arc::new(config))
+}
+
+impl Served {
+    async fn connect(&self) -> TlsStream<TcpStream> {
+        let socket = TcpStream::connect(self.server.address()).await.unwrap();
+        self.tls.connect(ServerName::try_from("localhost").unwrap(), socket).await.unwrap()
+    }
+
+    /// Sends these very bytes; what comes back until the server closes or has answered.
+    async fn exchange(&self, request: &[u8]) -> String {
+        let mut stream = self.connect().await;
+        // The server may answer and close before it has read everything.
+        let _ = stream.write_all(request).await;
+        let mut answer = Vec::new();
+        let reading = async {
+            let mut buffer = [0; 4096];
+            while let Ok(count @ 1..) = stream.read(&mut buffer).await {
+                answer.extend_from_slice(&buffer[..count]);
+            }
+        };
+        tokio::time::timeout(WAIT, reading).await.expect("the server answers and closes");
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    async fn post(&self, path: &str, body: &[u8]) -> String {
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: \
+             {}\r\n\r\n",
+            body.len()
+        );
+        self.exchange(&[head.as_bytes(), body].concat()).await
+    }
+
+    async fn assert_alive(&self, after: &str) {
+        let answer =
+            self.exchange(format!("GET {MAPS} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes()).await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "after {after}: {answer}");
+    }
+}
+
+fn code(answer: &str) -> &str {
+    answer.split(' ').nth(1).unwrap_or("none")
+}
+
+#[tokio::test]
+async fn nonsense_is_refused_and_harms_nobody() {
+    let served = serve(Limits::default()).await;
+    let nested = |open: &str, close: &str| {
+        let depth = 100_000;
+        format!(r#"{{"metadata":{{"name":"a"}},"data":{}{}}}"#, open.repeat(depth), close.repeat(depth)).into_bytes()
+    };
+    let big = format!(r#"{{"metadata":{{"name":"a"}},"data":{{"k":"{}"}}}}"#, "x".repeat(4 << 20)).into_bytes();
+    for (case, body, want) in [
+        ("nested arrays", nested("[", "]"), "400"),
+        ("nested objects", nested(r#"{"a":"#, "}"), "400"),
+        ("unclosed", b"[".repeat(1 << 20), "400"),
+        ("over 3 MiB", big, "413"),
+        ("bytes that are no text", b"{\"metadata\":{\"name\":\"\xff\xfe\"}}".to_vec(), "400"),
+        ("a number out of this world", br#"{"metadata":{"name":"a","generation":1e999999}}"#.to_vec(), "400"),
+    ] {
+        assert_eq!(code(&served.post(MAPS, &body).await), want, "{case}");
+        served.assert_alive(case).await;
+    }
+    let get = |path: &str| format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").into_bytes();
+    let long = |n: usize| "x".repeat(n);
+    let headers = "a: b\r\n".repeat(500);
+    for (case, request, want) in [
+        ("a selector without end", get(&format!("{MAPS}?labelSelector={}a", "a,".repeat(20_000))), "200"),
+        ("a query without end", get(&format!("{MAPS}?x={}", long(100_000))), "414"),
+        ("a path of broken escapes", get("/api/v1/namespaces/%ff%fe/configmaps/%zz"), "404"),
+        ("a query of broken escapes", get(&format!("{MAPS}?labelSelector=%ff%fe%zz")), "400"),
+        ("many headers", format!("GET {MAPS} HTTP/1.1\r\nhost: x\r\n{headers}\r\n").into_bytes(), "431"),
+        (
+            "a long header",
+            format!("GET {MAPS} HTTP/1.1\r\nhost: x\r\na: {}\r\n\r\n", long(1 << 20)).into_bytes(),
+            "431",
+        ),
+        ("no HTTP at all", b"\x00\x01\x02 hello\r\n\r\n".to_vec(), "400"),
+        (
+            "two lengths",
+            format!("POST {MAPS} HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab").into_bytes(),
+            "400",
+        ),
+        (
+            "an unknown method",
+            format!("BREW {MAPS} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").into_bytes(),
+            "405",
+        ),
+    ] {
+        let answer = served.exchange(&request).await;
+        assert_eq!(code(&answer), want, "{case}: {}", answer.chars().take(200).collect::<String>());
+        served.assert_alive(case).await;
+    }
+    assert!(served.dir.path().join("store.redb").exists());
+}
+
+#[tokio::test]
+async fn a_patch_cannot_blow_up() {
+    let served = serve(Limits::default()).await;
+    assert_eq!(code(&served.post(MAPS, br#"{"metadata":{"name":"a"},"data":{"k":"v"}}"#).await), "201");
+    let patch = |body: &[u8]| {
+        let head = format!(
+            "PATCH {MAPS}/a HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: \
+             application/json-patch+json\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        [head.as_bytes(), body].concat()
+    };
+    // Each copy doubles the object: forty of them would need a terabyte.
+    let copies: Vec<String> =
+        (0..40).map(|i| format!(r#"{{"op":"copy","from":"/data","path":"/data/x{i}"}}"#)).collect();
+    let answer = served.exchange(&patch(format!("[{}]", copies.join(",")).as_bytes())).await;
+    assert_eq!(code(&answer), "413", "{answer}");
+    let many = format!("[{}]", vec![r#"{"op":"test","path":"/data/k","value":"v"}"#; 10_001].join(","));
+    assert_eq!(code(&served.exchange(&patch(many.as_bytes())).await), "413");
+    served.assert_alive("patches").await;
+}
+
+#[tokio::test]
+async fn whoever_is_slow_loses_the_connection_and_nobody_else_does() {
+    let quick = Duration::from_millis(300);
+    let limits = Limits { handshake: quick, headers: quick, body: quick, ..Limits::default() };
+    let served = serve(limits).await;
+    let ended = |mut stream: TlsStream<TcpStream>| async move {
+        let mut rest = Vec::new();
+        let read = tokio::time::timeout(WAIT, stream.read_to_end(&mut rest)).await;
+        assert!(read.is_ok(), "the server waits no longer");
+        String::from_utf8_lossy(&rest).into_owned()
+    };
+    let mut silent = TcpStream::connect(served.server.address()).await.unwrap();
+    let mut byte = [0];
+    let closed = tokio::time::timeout(WAIT, silent.read(&mut byte)).await.expect("no handshake, no connection");
+    assert!(matches!(closed, Ok(0) | Err(_)));
+    assert_eq!(ended(served.connect().await).await, "", "no request");
+    let mut half = served.connect().await;
+    half.write_all(b"GET /api HTTP/1.1\r\nhost: ").await.unwrap();
+    let answer = ended(half).await;
+    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 408"), "half a head: {answer}");
+    let mut body = served.connect().await;
+    let head =
+        format!("POST {MAPS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{{");
+    body.write_all(head.as_bytes()).await.unwrap();
+    let answer = ended(body).await;
+    assert_eq!(code(&answer), "504", "half a body: {answer}");
+    served.assert_alive("slow clients").await;
+}
+
+#[tokio::test]
+async fn more_connections_than_places_wait_their_turn() {
+    let headers = Duration::from_millis(500);
+    let served = serve(Limits { connections: 4, headers, ..Limits::default() }).await;
+    let mut idle = Vec::new();
+    for _ in 0..4 {
+        idle.push(served.connect().await);
+    }
+    // All places are taken by clients that say nothing; they lose them, and this one gets its turn.
+    let answer =
+        tokio::time::timeout(WAIT, served.exchange(b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"));
+    assert!(answer.await.unwrap().starts_with("HTTP/1.1 200"));
+}
+
+#[tokio::test]
+async fn a_stranger_does_not_get_to_send_a_body() {
+    let served = serve(Limits::default()).await;
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(served.dir.path().join("pki/ca.crt")).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let served = Served { tls: TlsConnector::from(Arc::new(config)), ..served };
+    // Not a byte of the body is sent, and the answer comes all the same.
+    let head = format!("POST {MAPS} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 1000000\r\n\r\n");
+    assert_eq!(code(&served.exchange(head.as_bytes()).await), "401");
+}

@@ -1,0 +1,225 @@
+//! Collection on a real API server: owners and dependents of built-in and custom kinds, and the end of namespaces.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cleat_apiserver::{ApiServer, Config};
+use cleat_controllers::{Context, collect};
+use cleat_runtime::{Caches, SystemClock};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::core::GroupVersionKind;
+use kube::runtime::wait::{await_condition, conditions};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+const WAIT: Duration = Duration::from_secs(20);
+
+struct Rig {
+    client: Client,
+    stop: CancellationToken,
+    _server: ApiServer,
+    _dir: tempfile::TempDir,
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+async fn rig() -> Rig {
+    let dir = tempfile::tempdir().unwrap();
+    let server = ApiServer::open(Config::new(dir.path(), ([127, 0, 0, 1], 0).into())).await.unwrap();
+    let (client, stop) = (server.client("system:admin"), CancellationToken::new());
+    let caches = Caches::new(client.clone(), stop.clone());
+    let context = Context { client: client.clone(), caches, clock: Arc::new(SystemClock) };
+    tokio::spawn(collect::run(context, stop.clone()));
+    Rig { client, stop, _server: server, _dir: dir }
+}
+
+impl Rig {
+    fn maps(&self, namespace: &str) -> Api<ConfigMap> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    async fn map(&self, name: &str, metadata: Value) -> ConfigMap {
+        let mut object = json!({ "metadata": { "name": name } });
+        merge(&mut object["metadata"], metadata);
+        self.maps("default").create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap()
+    }
+
+    async fn gone(&self, object: &ConfigMap) {
+        let (uid, name) = (object.uid().unwrap(), object.name_any());
+        let deleted = await_condition(self.maps("default"), &name, conditions::is_deleted(&uid));
+        let outcome = tokio::time::timeout(WAIT, deleted).await;
+        outcome.unwrap_or_else(|_| panic!("{} is still there", object.name_any())).unwrap();
+    }
+
+    /// Waits until the object meets the condition.
+    async fn until(&self, name: &str, met: impl Fn(&ConfigMap) -> bool) {
+        let met = |object: Option<&ConfigMap>| object.is_some_and(&met);
+        let reached = await_condition(self.maps("default"), name, met);
+        tokio::time::timeout(WAIT, reached).await.unwrap_or_else(|_| panic!("{name} did not change")).unwrap();
+    }
+
+    async fn free(&self, name: &str) {
+        let patch = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
+        self.maps("default").patch(name, &PatchParams::default(), &patch).await.unwrap();
+    }
+}
+
+fn merge(target: &mut Value, with: Value) {
+    if let (Value::Object(target), Value::Object(with)) = (target, with) {
+        target.extend(with);
+    }
+}
+
+fn owned_by(owners: &[&ConfigMap], block: bool) -> Value {
+    let references: Vec<Value> = owners
+        .iter()
+        .map(|o| {
+            json!({ "apiVersion": "v1", "kind": "ConfigMap", "name": o.name_any(), "uid": o.uid(), "blockOwnerDeletion": block })
+        })
+        .collect();
+    json!({ "ownerReferences": references })
+}
+
+#[tokio::test]
+async fn what_is_owned_goes_after_its_last_owner() {
+    let rig = rig().await;
+    let (one, two) = (rig.map("one", json!({})).await, rig.map("two", json!({})).await);
+    let child = rig.map("child", owned_by(&[&one], false)).await;
+    let grandchild = rig.map("grandchild", owned_by(&[&child], false)).await;
+    let shared = rig.map("shared", owned_by(&[&one, &two], false)).await;
+    let free = rig.map("free", json!({})).await;
+    rig.maps("default").delete("one", &DeleteParams::background()).await.unwrap();
+    rig.gone(&child).await;
+    rig.gone(&grandchild).await;
+    // The one owner that is gone is forgotten; the other still owns it.
+    rig.until("shared", |o| o.owner_references().len() == 1).await;
+    rig.maps("default").delete("two", &DeleteParams::background()).await.unwrap();
+    rig.gone(&shared).await;
+    assert!(rig.maps("default").get_opt(&free.name_any()).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn an_owner_that_never_was_or_is_elsewhere_owns_nothing() {
+    let rig = rig().await;
+    let elsewhere = ConfigMap {
+        metadata: kube::core::ObjectMeta { name: Some("far".into()), ..Default::default() },
+        ..Default::default()
+    };
+    let elsewhere = rig.maps("kube-system").create(&PostParams::default(), &elsewhere).await.unwrap();
+    let stray = rig.map("stray", owned_by(&[&elsewhere], false)).await;
+    rig.gone(&stray).await;
+    let reference = json!({ "apiVersion": "v1", "kind": "ConfigMap", "name": "never", "uid": "no-such-uid" });
+    let lost = rig.map("lost", json!({ "ownerReferences": [reference] })).await;
+    rig.gone(&lost).await;
+}
+
+#[tokio::test]
+async fn in_the_foreground_the_owner_goes_last() {
+    let rig = rig().await;
+    let owner = rig.map("owner", json!({})).await;
+    let mut held = owned_by(&[&owner], true);
+    held["finalizers"] = json!(["test.cleat.dev/hold"]);
+    let child = rig.map("child", held).await;
+    let other = rig.map("other", owned_by(&[&owner], false)).await;
+    rig.maps("default").delete("owner", &DeleteParams::foreground()).await.unwrap();
+    rig.until("child", |o| o.metadata.deletion_timestamp.is_some()).await;
+    rig.gone(&other).await;
+    let waiting = rig.maps("default").get("owner").await.unwrap();
+    assert_eq!(waiting.finalizers(), ["foregroundDeletion"], "the owner waits for the child that blocks it");
+    rig.free("child").await;
+    rig.gone(&child).await;
+    rig.gone(&owner).await;
+}
+
+#[tokio::test]
+async fn orphans_stay_and_forget_their_owner() {
+    let rig = rig().await;
+    let owner = rig.map("owner", json!({})).await;
+    let child = rig.map("child", owned_by(&[&owner], true)).await;
+    rig.maps("default").delete("owner", &DeleteParams::orphan()).await.unwrap();
+    rig.gone(&owner).await;
+    let child = rig.maps("default").get(&child.name_any()).await.unwrap();
+    assert!(child.owner_references().is_empty());
+}
+
+async fn define(rig: &Rig) -> Api<DynamicObject> {
+    let definition: CustomResourceDefinition = serde_json::from_value(json!({
+        "metadata": { "name": "things.example.com" },
+        "spec": {
+            "group": "example.com", "scope": "Namespaced", "names": { "plural": "things", "kind": "Thing" },
+            "versions": [{ "name": "v1", "served": true, "storage": true, "schema": { "openAPIV3Schema": {
+                "type": "object", "x-kubernetes-preserve-unknown-fields": true } } }],
+        },
+    }))
+    .unwrap();
+    let definitions: Api<CustomResourceDefinition> = Api::all(rig.client.clone());
+    definitions.create(&PostParams::default(), &definition).await.unwrap();
+    let established = await_condition(definitions, "things.example.com", conditions::is_crd_established());
+    tokio::time::timeout(WAIT, established).await.expect("established").unwrap();
+    let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("example.com", "v1", "Thing"), "things");
+    Api::namespaced_with(rig.client.clone(), "default", &resource)
+}
+
+#[tokio::test]
+async fn custom_objects_own_and_are_owned() {
+    let rig = rig().await;
+    let things = define(&rig).await;
+    let thing: DynamicObject = serde_json::from_value(json!({
+        "apiVersion": "example.com/v1", "kind": "Thing", "metadata": { "name": "t" }, "spec": {},
+    }))
+    .unwrap();
+    let thing = things.create(&PostParams::default(), &thing).await.unwrap();
+    let reference = json!({ "apiVersion": "example.com/v1", "kind": "Thing", "name": "t", "uid": thing.uid() });
+    let child = rig.map("child", json!({ "ownerReferences": [reference] })).await;
+    let mut owned = serde_json::to_value(&thing).unwrap();
+    owned["metadata"] = json!({ "name": "u" });
+    merge(&mut owned["metadata"], owned_by(&[&child], false));
+    let below = things.create(&PostParams::default(), &serde_json::from_value(owned).unwrap()).await.unwrap();
+    things.delete("t", &DeleteParams::background()).await.unwrap();
+    rig.gone(&child).await;
+    let uid = below.uid().unwrap();
+    let deleted = await_condition(things, "u", conditions::is_deleted(&uid));
+    tokio::time::timeout(WAIT, deleted).await.expect("the custom object goes, too").unwrap();
+}
+
+#[tokio::test]
+async fn a_deleted_namespace_takes_its_content_along() {
+    let rig = rig().await;
+    define(&rig).await;
+    let namespaces: Api<Namespace> = Api::all(rig.client.clone());
+    let namespace: Namespace = serde_json::from_value(json!({ "metadata": { "name": "team" } })).unwrap();
+    let namespace = namespaces.create(&PostParams::default(), &namespace).await.unwrap();
+    let held: ConfigMap =
+        serde_json::from_value(json!({ "metadata": { "name": "held", "finalizers": ["test.cleat.dev/hold"] } }))
+            .unwrap();
+    rig.maps("team").create(&PostParams::default(), &held).await.unwrap();
+    let plain: ConfigMap = serde_json::from_value(json!({ "metadata": { "name": "plain" } })).unwrap();
+    rig.maps("team").create(&PostParams::default(), &plain).await.unwrap();
+    let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("example.com", "v1", "Thing"), "things");
+    let things: Api<DynamicObject> = Api::namespaced_with(rig.client.clone(), "team", &resource);
+    let thing = json!({ "apiVersion": "example.com/v1", "kind": "Thing", "metadata": { "name": "t" } });
+    things.create(&PostParams::default(), &serde_json::from_value(thing).unwrap()).await.unwrap();
+    namespaces.delete("team", &DeleteParams::default()).await.unwrap();
+    let says = |namespace: Option<&Namespace>| {
+        let conditions = namespace.and_then(|n| n.status.as_ref()).and_then(|s| s.conditions.as_ref());
+        conditions.is_some_and(|c| c.iter().any(|c| c.type_ == "NamespaceFinalizersRemaining" && c.status == "True"))
+    };
+    let told = await_condition(namespaces.clone(), "team", says);
+    tokio::time::timeout(WAIT, told).await.expect("it says what it waits for").unwrap();
+    let patch = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
+    rig.maps("team").patch("held", &PatchParams::default(), &patch).await.unwrap();
+    let uid = namespace.uid().unwrap();
+    let deleted = await_condition(namespaces, "team", conditions::is_deleted(&uid));
+    tokio::time::timeout(WAIT, deleted).await.expect("the namespace goes when it is empty").unwrap();
+    assert!(rig.maps("team").list(&Default::default()).await.unwrap().items.is_empty());
+    assert!(things.list(&Default::default()).await.unwrap().items.is_empty());
+}

@@ -1,0 +1,157 @@
+//! What the store does when the disk does not: writers are told, readers are served, and when the disk is well again
+//! so is the store.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use cleat_store::embedded::History;
+use cleat_store::{EmbeddedStore, OpenError, Range, Store, WriteError};
+
+const NAMED_CHILD: &str = "CLEAT_STORE_FAULTS_CHILD";
+
+/// A small file system, gone with the value.
+struct Small(tempfile::TempDir);
+
+impl Small {
+    fn new(size: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(dir.path());
+        let status = mount.status().expect("mount is part of util-linux: apt-get install util-linux");
+        assert!(status.success(), "mounting a tmpfs needs root: run the tests as root (sudo)");
+        Self(dir)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+fn open(path: &Path) -> EmbeddedStore {
+    EmbeddedStore::open(path, History::default()).unwrap()
+}
+
+/// Writes until the store refuses; how many writes it acknowledged.
+async fn fill(store: &EmbeddedStore, value: &Bytes) -> (usize, WriteError) {
+    for i in 0.. {
+        if let Err(error) = store.create(&format!("/k/{i:05}"), value.clone()).await {
+            return (i, error);
+        }
+    }
+    unreachable!()
+}
+
+async fn keys(store: &EmbeddedStore) -> Vec<String> {
+    let listed = store.list(Range { prefix: "/k/", ..Range::default() }).await.unwrap();
+    listed.entries.iter().map(|e| e.key.to_string()).collect()
+}
+
+/// The store refuses writes, keeps serving reads and watches, and writes again once `relieve` has made room.
+async fn survives(path: &Path, relieve: impl FnOnce()) {
+    let store = open(path);
+    let value = Bytes::from(vec![7; 64 << 10]);
+    let mut watch = store.watch("/k/", 1).await.unwrap();
+    let (acknowledged, error) = fill(&store, &value).await;
+    assert!(acknowledged > 0, "{error}");
+    assert!(matches!(error, WriteError::Uncertain { .. }), "{error}");
+    assert_eq!(store.statistics().failures.load(Ordering::Relaxed), 1);
+    // It does not get stuck either: every later writer is told.
+    assert!(store.create("/k/more", value.clone()).await.is_err());
+    assert_eq!(keys(&store).await.len(), acknowledged, "what was acknowledged is there, what was refused is not");
+    assert_eq!(store.get("/k/00000").await.unwrap().unwrap().value, value);
+    for _ in 0..acknowledged {
+        watch.next().await.unwrap();
+    }
+    relieve();
+    store.create("/k/after", value.clone()).await.expect("there is room again");
+    assert_eq!(watch.next().await.unwrap().key(), "/k/after");
+    let before = keys(&store).await;
+    let revision = store.revision().await.unwrap();
+    drop(store);
+    let again = open(path);
+    assert_eq!(keys(&again).await, before, "the file and the memory agree");
+    assert_eq!(again.revision().await.unwrap(), revision);
+}
+
+#[tokio::test]
+async fn a_full_disk_refuses_writes_and_serves_reads() {
+    let disk = Small::new("8M");
+    let ballast = disk.path().join("ballast");
+    std::fs::write(&ballast, vec![1; 3 << 20]).unwrap();
+    survives(&disk.path().join("store.redb"), || std::fs::remove_file(&ballast).unwrap()).await;
+}
+
+/// Runs in a process of its own, whose files may not grow: not a full disk, but an error all the same.
+#[test]
+fn child() {
+    let Ok(path) = std::env::var(NAMED_CHILD) else { return };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        // Without a handler the signal that comes with the error ends the process.
+        const SIGXFSZ: i32 = 25;
+        let _handled = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::from_raw(SIGXFSZ)).unwrap();
+        let raise = || {
+            let pid = std::process::id().to_string();
+            let status = Command::new("prlimit").args(["--pid", &pid, "--fsize=unlimited"]).status();
+            assert!(status.unwrap().success());
+        };
+        survives(Path::new(&path), raise).await;
+    });
+}
+
+#[test]
+fn an_error_of_the_file_refuses_writes_and_serves_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = Command::new("prlimit")
+        .args(["--fsize=6000000:unlimited"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "child", "--nocapture"])
+        .env(NAMED_CHILD, dir.path().join("store.redb"))
+        .output()
+        .expect("prlimit is part of util-linux: apt-get install util-linux");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stdout));
+}
+
+#[tokio::test]
+async fn a_truncated_or_scribbled_file_is_refused_and_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store.redb");
+    let store = open(&path);
+    for i in 0..200 {
+        store.create(&format!("/k/{i}"), Bytes::from(vec![b'x'; 2000])).await.unwrap();
+    }
+    drop(store);
+    let good = std::fs::read(&path).unwrap();
+    let mut scribbled = good.clone();
+    scribbled[..4096].fill(0xAA);
+    for (case, bytes) in [
+        ("cut to half", good[..good.len() / 2].to_vec()),
+        ("cut inside the first page", good[..100].to_vec()),
+        ("another file altogether", b"this is not a store at all".repeat(500)),
+        ("its head overwritten", scribbled),
+    ] {
+        std::fs::write(&path, &bytes).unwrap();
+        match EmbeddedStore::open(&path, History::default()) {
+            Err(OpenError::Corrupt { path: named, what }) => {
+                assert_eq!(named, path, "{case}");
+                assert!(!what.is_empty(), "{case}");
+            }
+            Err(other) => panic!("{case}: {other}"),
+            Ok(_) => panic!("{case}: it was opened"),
+        }
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), bytes.len() as u64, "{case}: left as it was");
+    }
+    std::fs::write(&path, &good).unwrap();
+    assert_eq!(keys(&open(&path)).await.len(), 200);
+}

@@ -1,0 +1,81 @@
+//! Encryption at rest: what reaches the file, who can open it, and how keys are replaced.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use cleat_store::embedded::{History, Seal};
+use cleat_store::{EmbeddedStore, OpenError, Store};
+
+const ONE: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=";
+const TWO: &str = "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI=";
+const PLAIN: &[u8] = b"the password is swordfish";
+
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn path(&self) -> PathBuf {
+        self.0.path().join("store.redb")
+    }
+
+    fn try_open(&self, keys: &[&str]) -> Result<EmbeddedStore, OpenError> {
+        let seal = (!keys.is_empty()).then(|| {
+            let file = self.0.path().join("keys");
+            std::fs::write(&file, keys.join("\n")).unwrap();
+            Seal::read(&file, &["/secrets/"]).unwrap()
+        });
+        EmbeddedStore::open_sealed(&self.path(), History::default(), seal)
+    }
+
+    fn open(&self, keys: &[&str]) -> EmbeddedStore {
+        self.try_open(keys).unwrap()
+    }
+}
+
+fn contains(path: &Path, wanted: &[u8]) -> bool {
+    std::fs::read(path).unwrap().windows(wanted.len()).any(|w| w == wanted)
+}
+
+async fn value(store: &EmbeddedStore, key: &str) -> Bytes {
+    store.get(key).await.unwrap().unwrap().value
+}
+
+#[tokio::test]
+async fn what_is_covered_never_reaches_the_file_in_the_clear() {
+    let place = Place(tempfile::tempdir().unwrap());
+    let store = place.open(&[ONE]);
+    let created = store.create("/secrets/a", PLAIN.into()).await.unwrap();
+    store.create("/maps/a", Bytes::from_static(b"in the clear")).await.unwrap();
+    assert_eq!(value(&store, "/secrets/a").await, PLAIN, "readers see it plain");
+    drop(store);
+    assert!(!contains(&place.path(), b"swordfish"));
+    assert!(contains(&place.path(), b"in the clear"), "the rest is not covered");
+    let again = place.open(&[ONE]);
+    let entry = again.get("/secrets/a").await.unwrap().unwrap();
+    assert_eq!((&entry.value[..], entry.created, entry.modified), (PLAIN, created, created));
+}
+
+#[tokio::test]
+async fn without_the_right_key_the_store_does_not_open_and_is_left_alone() {
+    let place = Place(tempfile::tempdir().unwrap());
+    place.open(&[ONE]).create("/secrets/a", PLAIN.into()).await.unwrap();
+    let error = place.try_open(&[]).err().unwrap();
+    assert!(matches!(&error, OpenError::Encrypted { key, .. } if key == "/secrets/a"), "{error}");
+    let error = place.try_open(&[TWO]).err().unwrap();
+    assert!(matches!(&error, OpenError::WrongKey { key, .. } if key == "/secrets/a"), "{error}");
+    assert!(error.to_string().contains("encrypted with a key that was not given"), "{error}");
+    assert_eq!(value(&place.open(&[ONE]), "/secrets/a").await, PLAIN);
+}
+
+#[tokio::test]
+async fn a_start_moves_everything_to_the_first_key() {
+    let place = Place(tempfile::tempdir().unwrap());
+    place.open(&[]).create("/secrets/a", PLAIN.into()).await.unwrap();
+    drop(place.open(&[ONE]));
+    assert!(place.try_open(&[]).is_err(), "what was in the clear is sealed now");
+    assert!(!contains(&place.path(), b"swordfish"), "and nowhere else in the file");
+    drop(place.open(&[TWO, ONE]));
+    assert!(place.try_open(&[ONE]).is_err(), "the old key opens nothing any more");
+    assert_eq!(value(&place.open(&[TWO]), "/secrets/a").await, PLAIN);
+}
