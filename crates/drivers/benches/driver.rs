@@ -5,7 +5,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::Write,
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -214,18 +214,21 @@ fn bare(directory: &Path) -> Bare {
     let (stage, target) = (place.join("stage"), place.join("target"));
     fs::create_dir(&stage).unwrap();
     fs::create_dir(&target).unwrap();
-    let mut down = Vec::new();
-    let up = timed("bare: loop, mkfs.ext4, mount, bind", STAGED, |number| {
+    let (mut ups, mut downs) = (Vec::new(), Vec::new());
+    for number in 0..STAGED {
+        let begun = Instant::now();
         up(&image(number), &stage, &target);
+        ups.push(begun.elapsed().as_secs_f64());
         let begun = Instant::now();
         mount::unmount(&target).unwrap();
         mount::unmount(&stage).unwrap();
         loopdev::detach_file(&image(number)).unwrap();
-        down.push(begun.elapsed().as_secs_f64());
-    });
-    let whole = Duration::from_secs_f64(down.iter().sum());
-    let up = up - whole.as_secs_f64() / down.len() as f64;
-    let down = report("bare: unmount, unmount, detach (part of the above)", "1", down, whole);
+        downs.push(begun.elapsed().as_secs_f64());
+    }
+    let whole = |times: &[f64]| Duration::from_secs_f64(times.iter().sum());
+    let (all_ups, all_downs) = (whole(&ups), whole(&downs));
+    let up = report("bare: loop, mkfs.ext4, mount, bind", "1", ups, all_ups);
+    let down = report("bare: unmount, unmount, detach", "1", downs, all_downs);
     let delete = timed("bare: two files removed, directory synced", CREATED, |number| {
         fs::remove_file(record(number)).unwrap();
         fs::remove_file(image(number)).unwrap();
@@ -234,7 +237,7 @@ fn bare(directory: &Path) -> Bare {
     Bare { create, record: rewritten, up, down, delete }
 }
 
-fn up(image: &PathBuf, stage: &Path, target: &Path) {
+fn up(image: &Path, stage: &Path, target: &Path) {
     let device = loopdev::attach(image, Access::ReadWrite).unwrap();
     filesystem::mkfs(&device.path, Format::Ext4, &[], Over::Blank).unwrap();
     mount::mount_fs(&device.path, stage, "ext4", &Options::default()).unwrap();
