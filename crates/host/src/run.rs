@@ -224,8 +224,16 @@ mod tests {
         let err = run("sh", &["-c", "sleep 60 & echo $!; wait"], Duration::from_millis(200)).unwrap_err();
         let RunError::Deadline { said, .. } = err else { panic!("{err}") };
         let pid: i32 = said.parse().unwrap();
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        assert!(stat.is_empty() || stat.contains(") Z") || stat.contains(") X"), "still there: {stat}");
+        // A killed process is not gone at once: it has to run once more to die.
+        let until = Instant::now() + Duration::from_secs(20);
+        loop {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            if stat.is_empty() || stat.contains(") Z") || stat.contains(") X") {
+                break;
+            }
+            assert!(Instant::now() < until, "still there: {stat}");
+            std::thread::yield_now();
+        }
     }
 
     #[test]
