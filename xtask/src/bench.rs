@@ -1,10 +1,12 @@
 //! `cargo xtask bench NAME`: runs one benchmark in the release profile, after saying on which machine.
 
 use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
+
+use crate::ci::cargo;
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Name {
@@ -20,12 +22,8 @@ pub(crate) fn run(root: &Path, name: Name) -> Result<ExitCode> {
         Name::Driver => ("cleat-drivers", "driver"),
     };
     println!("{}\n", machine());
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(cargo)
-        .args(["bench", "--quiet", "--package", package, "--bench", bench])
-        .current_dir(root)
-        .status()
-        .context("running cargo bench")?;
+    let arguments = ["bench", "--quiet", "--package", package, "--bench", bench];
+    let status = cargo(root, &arguments).status().context("running cargo bench")?;
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -98,7 +98,8 @@ fn run_cargo(root: &Path, arguments: &[&str]) -> Result<Outcome> {
     Ok(outcome(status))
 }
 
-fn cargo(root: &Path, arguments: &[&str]) -> Command {
+/// A cargo that builds the same as one started by hand.
+pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments).current_dir(root);
     // Some build scripts (ring's) rerun when these change, and would differ from a cargo started by hand.

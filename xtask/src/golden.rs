@@ -10,10 +10,28 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
+use crate::ci::cargo;
+
 /// Groups of the API sample that hold, as globs of the replayer.
-const API: &[&str] = &["watch/*"];
+const API: &[&str] = &[
+    "apply/*",
+    "concurrency/*",
+    "crd/*",
+    "crud/*",
+    "delete/*",
+    "discovery/*",
+    "errors/*",
+    "fieldvalidation/*",
+    "list/*",
+    "negotiation/*",
+    "patch/*",
+    "selector/*",
+    "subresource/*",
+    "table/*",
+    "watch/*",
+];
 /// Groups of the volume sample that hold.
-const VOLUMES: &[&str] = &["static", "prebound", "reclaim", "protection", "dynamic", "attach", "api"];
+const VOLUMES: &[&str] = &["static", "prebound", "reclaim", "protection", "dynamic", "clone", "attach", "api"];
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -59,9 +77,8 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> Result<ExitCode> {
 }
 
 fn build(root: &Path) -> Result<()> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     for target in [&["--bin", "cleat"][..], &["--package", "cleat-apiserver", "--example", "serve"]] {
-        let status = Command::new(&cargo).args(["build", "--quiet"]).args(target).current_dir(root).status()?;
+        let status = cargo(root, &["build", "--quiet"]).args(target).status()?;
         if !status.success() {
             bail!("cargo build {} failed", target.join(" "));
         }
