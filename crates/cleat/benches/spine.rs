@@ -14,7 +14,7 @@ use cleat_api::key::{Key, Meta as _};
 use cleat_api::keys::{VOLUMES_MOUNTED, annotation};
 use cleat_api::{build, claim, condition, names};
 use cleat_runtime::{Cache, Caches, write};
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, VolumeMount};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -87,8 +87,9 @@ impl Bench {
         times.push(("claim created → Bound", begun.elapsed()));
 
         let begun = Instant::now();
-        let pod: Pod =
-            write::create(&self.client, &bare(build::pod("default", &name, "node-1", &[&name]))).await.expect("pod");
+        let mut pod = bare(build::pod("default", &name, "node-1", &[&name]));
+        mount_all(&mut pod);
+        let pod: Pod = write::create(&self.client, &pod).await.expect("pod");
         self.until("the volume is attached", |b| {
             let volume = b.caches.volumes().named(&volume)?;
             let csi = volume.spec.as_ref()?.csi.as_ref()?;
@@ -133,6 +134,16 @@ impl Bench {
             Ok(found) => found,
             Err(_) => panic!("{what}: not within {PATIENCE:?}"),
         }
+    }
+}
+
+/// A volume that no container mounts is left alone by the node.
+fn mount_all(pod: &mut Pod) {
+    let spec = pod.spec.get_or_insert_default();
+    let volumes = spec.volumes.iter().flatten().map(|v| v.name.clone()).collect::<Vec<_>>();
+    let mount = |name: String| VolumeMount { mount_path: format!("/{name}"), name, ..VolumeMount::default() };
+    for container in &mut spec.containers {
+        container.volume_mounts = Some(volumes.iter().cloned().map(mount).collect());
     }
 }
 
