@@ -8,6 +8,7 @@ pub mod claim;
 pub mod condition;
 pub mod key;
 pub mod keys;
+pub mod migrate;
 pub mod names;
 pub mod pod;
 pub mod quantity;
