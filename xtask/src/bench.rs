@@ -14,12 +14,15 @@ pub(crate) enum Name {
     Spine,
     /// The block driver's calls beside the same work without it
     Driver,
+    /// One attachment at a time, and storms of them over simulated nodes
+    Attach,
 }
 
 pub(crate) fn run(root: &Path, name: Name) -> Result<ExitCode> {
     let (package, bench) = match name {
         Name::Spine => ("cleat", "spine"),
         Name::Driver => ("cleat-drivers", "driver"),
+        Name::Attach => ("cleat", "attach"),
     };
     println!("{}\n", machine());
     let arguments = ["bench", "--quiet", "--package", package, "--bench", bench];

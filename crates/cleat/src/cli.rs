@@ -49,6 +49,10 @@ pub struct UpArgs {
     /// follow; a start moves everything to the first.
     #[arg(long, value_name = "FILE")]
     pub encryption_key: Option<PathBuf>,
+    /// Leaves volumes attached to nodes that are not ready, however long that lasts, until the node is back or marked out of
+    /// service. Without this they are detached after six minutes.
+    #[arg(long)]
+    pub disable_force_detach_on_timeout: bool,
 }
 
 #[derive(Args, Debug)]

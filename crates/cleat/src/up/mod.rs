@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
 use cleat_apiserver::ApiServer;
+use cleat_controllers::attach;
 use cleat_csi::Endpoint;
 use cleat_drivers::block;
 use cleat_runtime::{Caches, SystemClock};
@@ -35,6 +36,8 @@ pub struct Config {
     pub listen: SocketAddr,
     pub audit_log: Option<PathBuf>,
     pub encryption_key: Option<PathBuf>,
+    /// What becomes of volumes on nodes that say nothing any more.
+    pub attach: attach::Policy,
     /// The `cleat` binary, which is also the driver.
     pub program: PathBuf,
     /// How much the drivers log, where that differs from what the environment says.
@@ -50,6 +53,7 @@ impl Config {
             listen: ([127, 0, 0, 1], 0).into(),
             audit_log: None,
             encryption_key: None,
+            attach: attach::Policy::default(),
             program: program.into(),
             driver_log: Some("error"),
         }
@@ -73,8 +77,12 @@ pub async fn command(args: UpArgs) -> Result<()> {
     let program = std::env::current_exe().context("finding the cleat binary")?;
     let stop = CancellationToken::new();
     signals::cancel_on_end(stop.clone())?;
-    let UpArgs { data_dir, nodes, listen, audit_log, encryption_key } = args;
-    let config = Config { data_dir, nodes, listen, audit_log, encryption_key, program, driver_log: None };
+    let UpArgs { data_dir, nodes, listen, audit_log, encryption_key, disable_force_detach_on_timeout } = args;
+    let attach = match disable_force_detach_on_timeout {
+        true => attach::Policy { force_after: None },
+        false => attach::Policy::default(),
+    };
+    let config = Config { data_dir, nodes, listen, audit_log, encryption_key, attach, program, driver_log: None };
     let stack = Stack::start(config).await?;
     let (address, kubeconfig) = (stack.server.address(), stack.kubeconfig().display());
     say(&format!("cleat is up at https://{address}\n  export KUBECONFIG={kubeconfig}\n"));
@@ -118,7 +126,7 @@ impl Stack {
         stack.serving.spawn(async move { server.serve(stop).await });
         objects::ensure(&stack.client()).await?;
         stack.start_drivers(&config, &names)?;
-        stack.start_controllers();
+        stack.start_controllers(&config);
         stack.start_sidecars(&names);
         stack.start_nodes(&names);
         info!(data = %stack.layout.root().display(), nodes = names.len(), "up");
@@ -174,8 +182,8 @@ impl Stack {
         Ok(())
     }
 
-    fn start_controllers(&mut self) {
-        use cleat_controllers::{Context, attach, bind, collect, ephemeral, protect, schedule};
+    fn start_controllers(&mut self, config: &Config) {
+        use cleat_controllers::{Context, bind, collect, ephemeral, protect, schedule};
         let context = |user: &str| Context {
             client: self.server.component(user),
             caches: self.caches.clone(),
@@ -187,7 +195,7 @@ impl Stack {
         self.acting.spawn(ephemeral::run(context("system:cleat:ephemeral"), stop()));
         self.acting.spawn(protect::run(context("system:cleat:protector"), stop()));
         self.acting.spawn(schedule::run(context("system:cleat:scheduler"), stop()));
-        self.acting.spawn(attach::run(context("system:cleat:attach-detach"), stop()));
+        self.acting.spawn(attach::run(context("system:cleat:attach-detach"), config.attach, stop()));
     }
 
     fn start_sidecars(&mut self, nodes: &[String]) {
@@ -204,7 +212,7 @@ impl Stack {
             let Some(driver) = Driver::connect(client, &stop).await else { return };
             tokio::join!(
                 provision::run(provisioner, driver.clone(), stop.clone()),
-                publish::run(attacher, driver, stop.clone())
+                publish::run(attacher, driver, publish::Options::default(), stop.clone())
             );
         });
         for node in nodes {
