@@ -164,8 +164,8 @@ impl Watching {
             loop {
                 // Errors are the connection's; the watcher goes on by itself when it is polled again.
                 match stream.try_next().await {
-                    Ok(Some(event)) if send.send(event).is_ok() => {}
-                    Ok(_) => return,
+                    Ok(Some(event)) => drop(send.send(event)),
+                    Ok(None) => return,
                     Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
                 }
             }

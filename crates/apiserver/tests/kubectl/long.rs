@@ -196,7 +196,7 @@ async fn server_side_apply(kubectl: &Session) {
 async fn events(kubectl: &Session) {
     let uid = kubectl.ok("get pvc data -n team -o jsonpath={.metadata.uid}").await;
     let event = format!(
-        "apiVersion: v1\nkind: Event\nmetadata: {{name: data.1, namespace: team}}\ninvolvedObject: {{kind: \
+        "apiVersion: v1\nkind: Event\nmetadata: {{name: data.1, namespace: team}}\ninvolvedObject: {{apiVersion: v1, kind: \
          PersistentVolumeClaim, name: data, namespace: team, uid: {uid}}}\nreason: Noted\nmessage: something \
          happened\ntype: Warning\nlastTimestamp: 2026-01-02T03:04:05Z\n"
     );

@@ -1,6 +1,6 @@
 //! The three kinds of patches where they are refused, and where they touch what they should not.
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::talk::{send, server};
 
