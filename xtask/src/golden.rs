@@ -14,7 +14,8 @@ use clap::Args;
 use crate::ci::cargo;
 
 /// Groups of the volume sample that hold.
-const VOLUMES: &[&str] = &["static", "prebound", "reclaim", "protection", "dynamic", "clone", "attach", "api"];
+const VOLUMES: &[&str] =
+    &["static", "prebound", "reclaim", "protection", "default-class", "dynamic", "clone", "attach", "api"];
 
 #[derive(Args)]
 pub(crate) struct Arguments {
