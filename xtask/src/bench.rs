@@ -10,6 +10,8 @@ use crate::ci::cargo;
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Name {
+    /// What the API server carries: writes, watchers, lists, memory, start
+    Api,
     /// One claim's way, stage by stage, one claim at a time
     Spine,
     /// The block driver's calls beside the same work without it
@@ -20,6 +22,7 @@ pub(crate) enum Name {
 
 pub(crate) fn run(root: &Path, name: Name) -> Result<ExitCode> {
     let (package, bench) = match name {
+        Name::Api => ("cleat-apiserver", "api"),
         Name::Spine => ("cleat", "spine"),
         Name::Driver => ("cleat-drivers", "driver"),
         Name::Attach => ("cleat", "attach"),
