@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use cleat_api::keys::annotation;
+use cleat_api::key::Meta as _;
+use cleat_api::keys::{annotation, finalizer};
 use cleat_runtime::write::{self, Part, WriteError};
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
 use kube::{Resource as _, ResourceExt as _};
@@ -22,8 +23,8 @@ impl Binder {
             ClaimDecision::Settled => Ok(()),
             ClaimDecision::Wait(wait) => self.wait(claim, wait).await,
             ClaimDecision::AssignClass(class) => self.assign_class(claim, class).await,
-            ClaimDecision::RequestProvisioning { provisioner, annotate } => {
-                self.request_provisioning(claim, &provisioner, annotate).await
+            ClaimDecision::RequestProvisioning { provisioner, annotate, hold } => {
+                self.request_provisioning(claim, &provisioner, annotate, hold).await
             }
             ClaimDecision::Bind(binding) => self.bind(claim, *binding).await,
             ClaimDecision::Lose(loss) => self.lose(claim, loss).await,
@@ -99,9 +100,13 @@ impl Binder {
         claim: &PersistentVolumeClaim,
         provisioner: &str,
         annotate: bool,
+        hold: bool,
     ) -> Result<(), WriteError> {
         if annotate {
             let mut named = claim.clone();
+            if hold {
+                named.metadata.finalizers = Some(claim.metadata.finalizers_with(finalizer::PROVISIONING));
+            }
             for key in [annotation::STORAGE_PROVISIONER, annotation::STORAGE_PROVISIONER_BETA] {
                 named.annotations_mut().insert(key.to_owned(), provisioner.to_owned());
             }
@@ -126,15 +131,23 @@ impl Binder {
             volume = self.reserve(volume, claim, reserve).await?;
             cleat_crash::point("bind:volume-reserved");
         }
-        if binding.mark_volume {
-            volume = self.mark_volume(volume, "Bound").await?;
+        // Two objects, and neither needs the other's new state: together they cost one write to disk.
+        let mark = async {
+            if !binding.mark_volume {
+                return Ok(volume.clone());
+            }
+            let marked = self.mark_volume(volume.clone(), "Bound").await;
             cleat_crash::point("bind:volume-bound");
-        }
-        let mut claim = claim.as_ref().clone();
-        if let Some(point) = binding.point_claim {
-            claim = self.point(claim, &volume, point).await?;
+            marked
+        };
+        let point = async {
+            let Some(point) = binding.point_claim else { return Ok(claim.as_ref().clone()) };
+            let pointed = self.point(claim.as_ref().clone(), &volume, point).await;
             cleat_crash::point("bind:claim-pointed");
-        }
+            pointed
+        };
+        let (marked, pointed) = tokio::join!(mark, point);
+        let (volume, mut claim) = (marked?, pointed?);
         if binding.mark_claim {
             let status = claim.status.get_or_insert_default();
             status.phase = Some("Bound".to_owned());
@@ -184,6 +197,10 @@ impl Binder {
             claim.annotations_mut().insert(annotation::BOUND_BY_CONTROLLER.to_owned(), yes.clone());
         }
         claim.annotations_mut().insert(annotation::BIND_COMPLETED.to_owned(), yes);
+        // A volume is recorded: nothing is in the making any more.
+        if claim.metadata.has_finalizer(finalizer::PROVISIONING) {
+            claim.metadata.finalizers = Some(claim.metadata.finalizers_without(finalizer::PROVISIONING));
+        }
         self.write_claim(Part::Whole, &claim).await
     }
 

@@ -24,6 +24,8 @@ pub struct ClaimSeen {
     pub class: Option<Option<Arc<StorageClass>>>,
     /// The default class, looked up only for claims that say nothing about their class.
     pub default_class: Option<String>,
+    /// The class's provisioner takes a claim to be held from the moment it is asked.
+    pub provisioner_holds: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -38,6 +40,8 @@ pub enum ClaimDecision {
     RequestProvisioning {
         provisioner: String,
         annotate: bool,
+        /// The provisioner would hold the claim next: the same write can do it.
+        hold: bool,
     },
     Bind(Box<Binding>),
     Lose(Loss),
@@ -133,6 +137,8 @@ fn search(seen: &ClaimSeen) -> ClaimDecision {
             ClaimDecision::RequestProvisioning {
                 provisioner: class.provisioner.clone(),
                 annotate: named != Some(&class.provisioner),
+                // With a source there is more to wait for before a volume can be in the making.
+                hold: seen.provisioner_holds && !claim::has_source(&seen.claim) && !seen.claim.metadata.is_deleting(),
             }
         }
     }
@@ -277,7 +283,14 @@ mod tests {
     use cleat_api::build;
 
     fn seen(claim: PersistentVolumeClaim) -> ClaimSeen {
-        ClaimSeen { claim: Arc::new(claim), named: None, candidates: Vec::new(), class: None, default_class: None }
+        ClaimSeen {
+            claim: Arc::new(claim),
+            named: None,
+            candidates: Vec::new(),
+            class: None,
+            default_class: None,
+            provisioner_holds: false,
+        }
     }
 
     fn naming(mut claim: PersistentVolumeClaim, volume: &str) -> PersistentVolumeClaim {
@@ -316,7 +329,20 @@ mod tests {
             build::annotate(&mut c.metadata, key, value);
             c
         };
-        let ask = |annotate| RequestProvisioning { provisioner: build::DRIVER.to_owned(), annotate };
+        let ask = |annotate| RequestProvisioning { provisioner: build::DRIVER.to_owned(), annotate, hold: false };
+        let ask_and_hold = RequestProvisioning { provisioner: build::DRIVER.to_owned(), annotate: true, hold: true };
+        let holding = |seen: ClaimSeen| ClaimSeen { provisioner_holds: true, ..seen };
+        let copying = {
+            let mut c = classed("fast");
+            let source = serde_json::json!({"kind": "PersistentVolumeClaim", "name": "src"});
+            c.spec.as_mut().unwrap().data_source = Some(serde_json::from_value(source).unwrap());
+            c
+        };
+        let going = {
+            let mut c = classed("fast");
+            c.metadata.deletion_timestamp = Some(build::time(9));
+            c
+        };
         let fast = || Some(build::class("fast", build::DRIVER));
         let chosen = annotated(classed("wait"), annotation::SELECTED_NODE, "n1");
         let asked = annotated(classed("fast"), annotation::STORAGE_PROVISIONER, build::DRIVER);
@@ -340,6 +366,9 @@ mod tests {
             ),
             ("not asked yet", with_class(seen(classed("fast")), fast()), ask(true)),
             ("asked already", with_class(seen(asked), fast()), ask(false)),
+            ("the provisioner holds claims", holding(with_class(seen(classed("fast")), fast())), ask_and_hold),
+            ("it looks at the source first", holding(with_class(seen(copying), fast())), ask(true)),
+            ("a claim that goes cannot be held", holding(with_class(seen(going), fast())), ask(true)),
             (
                 "no consumer yet",
                 with_class(seen(classed("wait")), Some(waiting_class())),

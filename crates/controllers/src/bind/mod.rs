@@ -6,8 +6,8 @@
 //!
 //! Assumes: the provisioner creates volumes already reserved for their claim, and deletes released ones.
 //!
-//! Crash points: a bind is up to four writes (volume, its status, claim, its status), in that order. Wherever it
-//! stops, the next look at the claim finds the volume reserved for it and goes on. `bind:volume-reserved`,
+//! Crash points: a bind is up to four writes: the volume, then its status and the claim together, then the claim's
+//! status. Wherever it stops, the next look at the claim finds the volume reserved for it and goes on. `bind:volume-reserved`,
 //! `bind:volume-bound` and `bind:claim-pointed` stand between the writes, `bind:provisioner-named` after the request
 //! for provisioning.
 
@@ -15,6 +15,8 @@ mod act;
 pub mod decide;
 mod matching;
 mod observe;
+
+use std::collections::BTreeSet;
 
 use cleat_api::claim;
 use cleat_api::key::Key;
@@ -33,6 +35,14 @@ enum Subject {
     Volume(String),
 }
 
+/// What a binder is told about its surroundings.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Provisioners that hold a claim while a volume may be in the making for it: for these, the write that names them
+    /// puts the hold on as well. Any other provisioner would not take it off.
+    pub holding_provisioners: BTreeSet<String>,
+}
+
 #[derive(Clone)]
 struct Binder {
     context: Context,
@@ -41,9 +51,9 @@ struct Binder {
 }
 
 /// Runs until `stop`.
-pub async fn run(context: Context, stop: CancellationToken) {
+pub async fn run(context: Context, options: Options, stop: CancellationToken) {
     let queue = Queue::new(Backoff::default());
-    let observed = observe::Observed::new(&context.caches);
+    let observed = observe::Observed::new(&context.caches, options);
     let recorder = Recorder::new(context.client.clone(), "persistentvolume-controller", context.clock.clone());
     // Nothing may be decided on half a picture: a volume not listed yet would look like no volume.
     tokio::select! {

@@ -10,8 +10,8 @@ use cleat_runtime::{Cache, Caches, Index};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 
-use super::Binder;
 use super::decide::{ClaimSeen, Owner};
+use super::{Binder, Options};
 
 #[derive(Clone)]
 pub(super) struct Observed {
@@ -24,13 +24,14 @@ pub(super) struct Observed {
     /// Claims without a volume by class, and claims by the volume they name.
     pending: Index<PersistentVolumeClaim>,
     naming: Index<PersistentVolumeClaim>,
+    options: Arc<Options>,
 }
 
 /// The index term of a claim that says nothing about its class; no class can have this name.
 const UNSAID: &str = "/unsaid";
 
 impl Observed {
-    pub(super) fn new(caches: &Caches) -> Self {
+    pub(super) fn new(caches: &Caches, options: Options) -> Self {
         let (claims, volumes) = (caches.claims(), caches.volumes());
         Self {
             reserved: volumes.index(|v| claim_ref(v).map(|r| claim_ref_key(r).to_string()).into_iter().collect()),
@@ -41,6 +42,7 @@ impl Observed {
             }),
             naming: claims.index(|c| volume_name(c).map(ToOwned::to_owned).into_iter().collect()),
             classes: caches.classes(),
+            options: Arc::new(options),
             claims,
             volumes,
         }
@@ -61,7 +63,9 @@ impl Observed {
         }
         let class = claim_class(&claim).filter(|name| !name.is_empty()).map(|name| self.classes.named(name));
         let default_class = if claim_class(&claim).is_none() && is_open { self.default_class() } else { None };
-        Some(ClaimSeen { claim, named, candidates, class, default_class })
+        let provisioner = class.as_ref().and_then(Option::as_ref).map(|c| c.provisioner.as_str());
+        let provisioner_holds = provisioner.is_some_and(|name| self.options.holding_provisioners.contains(name));
+        Some(ClaimSeen { claim, named, candidates, class, default_class, provisioner_holds })
     }
 
     fn default_class(&self) -> Option<String> {
