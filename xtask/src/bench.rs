@@ -12,6 +12,8 @@ use crate::ci::cargo;
 pub(crate) enum Name {
     /// One claim's way, stage by stage, one claim at a time
     Spine,
+    /// Claims one at a time and in storms, there and back, and static pairs
+    Claims,
     /// The block driver's calls beside the same work without it
     Driver,
 }
@@ -19,6 +21,7 @@ pub(crate) enum Name {
 pub(crate) fn run(root: &Path, name: Name) -> Result<ExitCode> {
     let (package, bench) = match name {
         Name::Spine => ("cleat", "spine"),
+        Name::Claims => ("cleat", "claims"),
         Name::Driver => ("cleat-drivers", "driver"),
     };
     println!("{}\n", machine());

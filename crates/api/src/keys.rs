@@ -3,6 +3,7 @@
 pub mod annotation {
     pub const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
     pub const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
+    pub const PRE_RESIZE_CAPACITY: &str = "volume.alpha.kubernetes.io/pre-resize-capacity";
     pub const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
     pub const MIGRATED_TO: &str = "pv.kubernetes.io/migrated-to";
     pub const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";

@@ -179,12 +179,18 @@ fn bind(seen: &ClaimSeen, volume: &Arc<PersistentVolume>) -> ClaimDecision {
         reserve,
         mark_volume: volume_phase(volume) != "Bound",
         point_claim,
-        mark_claim: claim_phase(claim) != "Bound",
+        mark_claim: claim_phase(claim) != "Bound" || !modes_told(claim, volume),
     };
     if binding.reserve.is_none() && !binding.mark_volume && binding.point_claim.is_none() && !binding.mark_claim {
         return ClaimDecision::Settled;
     }
     ClaimDecision::Bind(Box::new(binding))
+}
+
+/// The claim's status has the access modes of its volume.
+fn modes_told(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> bool {
+    let told = claim.status.as_ref().and_then(|s| s.access_modes.as_deref()).unwrap_or_default();
+    told == volume.spec.as_ref().and_then(|s| s.access_modes.as_deref()).unwrap_or_default()
 }
 
 /// Who stands behind a volume's reservation.
@@ -197,7 +203,7 @@ pub enum Owner {
     Gone,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum VolumeDecision {
     Settled,
     /// The claim's own reconcile writes both sides.
@@ -207,6 +213,8 @@ pub enum VolumeDecision {
     Unbind(Unbind),
     /// Nobody can reclaim the volume the way its policy says.
     Fail(Failure),
+    /// Block for a claim that wants a file system, or the other way round: they never come together.
+    WrongMode(Arc<PersistentVolumeClaim>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,6 +240,7 @@ pub fn volume(volume: &PersistentVolume, owner: &Owner) -> VolumeDecision {
             decision => decision,
         },
         Owner::Claim(claim) => match volume_name(claim) {
+            None if claim::volume_mode(volume) != claim::claim_mode(claim) => VolumeDecision::WrongMode(claim.clone()),
             None => VolumeDecision::LeaveToClaim,
             Some(name) if Some(name) == volume.metadata.name.as_deref() => phase(volume, "Bound"),
             Some(_) => lost_race(volume),
@@ -451,7 +460,10 @@ mod tests {
                 other => panic!("{case}: {other:?}"),
             }
         }
-        assert_eq!(claim(&named(done, marked)), ClaimDecision::Settled);
+        assert_eq!(claim(&named(done.clone(), marked.clone())), ClaimDecision::Settled);
+        marked.spec.as_mut().unwrap().access_modes = Some(vec!["ReadWriteMany".to_owned()]);
+        let ClaimDecision::Bind(told) = claim(&named(done, marked)) else { panic!("settled") };
+        assert!(told.mark_claim, "the volume's modes changed");
     }
 
     #[test]
@@ -493,11 +505,19 @@ mod tests {
             spec.csi = spec.csi.take().filter(|_| csi);
             v
         };
-        use VolumeDecision::{Fail, LeaveToClaim, SetPhase, Settled, Unbind as Give};
+        let mut block = c.clone();
+        block.spec.as_mut().unwrap().volume_mode = Some(claim::BLOCK.to_owned());
+        use VolumeDecision::{Fail, LeaveToClaim, SetPhase, Settled, Unbind as Give, WrongMode};
         for (case, v, owner, want) in [
             ("new and free", with("Pending", &[]), Owner::Nobody, SetPhase("Available")),
             ("free", with("Available", &[]), Owner::Nobody, Settled),
             ("made for a claim that does not point here yet", with("Pending", &made), owner(&c), LeaveToClaim),
+            (
+                "made for a claim of another mode",
+                with("Pending", &made),
+                owner(&block),
+                WrongMode(Arc::new(block.clone())),
+            ),
             ("its claim points here", with("Available", &[]), owner(&here), SetPhase("Bound")),
             ("bound", with("Bound", &[]), owner(&here), Settled),
             ("its claim is gone", with("Bound", &[]), Owner::Gone, SetPhase("Released")),
