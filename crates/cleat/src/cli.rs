@@ -29,6 +29,12 @@ enum Command {
         #[command(subcommand)]
         driver: crate::driver::DriverCommand,
     },
+    /// Makes and deletes the volumes of one CSI driver, in place of external-provisioner.
+    CsiProvisioner(Box<crate::sidecars::ProvisionerCommand>),
+    /// Attaches and detaches the volumes of one CSI driver, in place of external-attacher.
+    CsiAttacher(Box<crate::sidecars::AttacherCommand>),
+    /// Does the work of several sidecars of one CSI driver in one process.
+    Sidecars(Box<crate::sidecars::SidecarsCommand>),
 }
 
 #[derive(Args, Debug)]
@@ -53,6 +59,9 @@ pub struct UpArgs {
     /// service. Without this they are detached after six minutes.
     #[arg(long)]
     pub disable_force_detach_on_timeout: bool,
+    /// Leaves a part of the stack to a program of its own, such as `cleat csi-provisioner`.
+    #[arg(long, value_name = "PART", value_delimiter = ',')]
+    pub without: Vec<crate::up::Part>,
 }
 
 #[derive(Args, Debug)]
@@ -64,10 +73,13 @@ pub struct DemoArgs {
 
 impl Cli {
     pub fn run(self) -> ExitCode {
-        let default = match self.command {
+        let default = match &self.command {
             // The demonstration tells its own story.
             Command::Demo(_) => "error",
             Command::Up(_) | Command::Driver { .. } => "info",
+            Command::CsiProvisioner(command) => command.log_level(),
+            Command::CsiAttacher(command) => command.log_level(),
+            Command::Sidecars(command) => command.log_level(),
         };
         log_to_stderr(default);
         let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -81,6 +93,9 @@ impl Cli {
             Command::Up(args) => runtime.block_on(crate::up::command(args)),
             Command::Demo(args) => runtime.block_on(crate::demo::command(args)),
             Command::Driver { driver } => runtime.block_on(crate::driver::command(driver)),
+            Command::CsiProvisioner(command) => runtime.block_on(command.run()),
+            Command::CsiAttacher(command) => runtime.block_on(command.run()),
+            Command::Sidecars(command) => runtime.block_on(command.run()),
         };
         // A blocking call that hangs must not keep the process.
         runtime.shutdown_timeout(std::time::Duration::from_secs(2));

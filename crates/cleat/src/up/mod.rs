@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum;
 use cleat_apiserver::ApiServer;
 use cleat_controllers::attach;
 use cleat_csi::Endpoint;
@@ -42,6 +43,17 @@ pub struct Config {
     pub program: PathBuf,
     /// How much the drivers log, where that differs from what the environment says.
     pub driver_log: Option<&'static str>,
+    /// What is left to programs beside this one.
+    pub without: Vec<Part>,
+}
+
+/// A part of the stack that can run elsewhere, as a client of its API server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// csi-provisioner's work for the block driver.
+    Provisioner,
+    /// csi-attacher's work for the block driver.
+    Attacher,
 }
 
 impl Config {
@@ -56,6 +68,7 @@ impl Config {
             attach: attach::Policy::default(),
             program: program.into(),
             driver_log: Some("error"),
+            without: Vec::new(),
         }
     }
 }
@@ -77,12 +90,13 @@ pub async fn command(args: UpArgs) -> Result<()> {
     let program = std::env::current_exe().context("finding the cleat binary")?;
     let stop = CancellationToken::new();
     signals::cancel_on_end(stop.clone())?;
-    let UpArgs { data_dir, nodes, listen, audit_log, encryption_key, disable_force_detach_on_timeout } = args;
+    let UpArgs { data_dir, nodes, listen, audit_log, encryption_key, disable_force_detach_on_timeout, without } = args;
     let attach = match disable_force_detach_on_timeout {
         true => attach::Policy { force_after: None },
         false => attach::Policy::default(),
     };
-    let config = Config { data_dir, nodes, listen, audit_log, encryption_key, attach, program, driver_log: None };
+    let config =
+        Config { data_dir, nodes, listen, audit_log, encryption_key, attach, program, driver_log: None, without };
     let stack = Stack::start(config).await?;
     let (address, kubeconfig) = (stack.server.address(), stack.kubeconfig().display());
     say(&format!("cleat is up at https://{address}\n  export KUBECONFIG={kubeconfig}\n"));
@@ -127,7 +141,7 @@ impl Stack {
         objects::ensure(&stack.client()).await?;
         stack.start_drivers(&config, &names)?;
         stack.start_controllers(&config);
-        stack.start_sidecars(&names);
+        stack.start_sidecars(&config, &names);
         stack.start_nodes(&names);
         info!(data = %stack.layout.root().display(), nodes = names.len(), "up");
         Ok(stack)
@@ -190,7 +204,10 @@ impl Stack {
             clock: Arc::new(SystemClock),
         };
         let stop = || self.stop_acting.clone();
-        self.acting.spawn(bind::run(context("system:cleat:binder"), stop()));
+        let provisioned = !config.without.contains(&Part::Provisioner);
+        let holding_provisioners = provisioned.then(|| block::NAME.to_owned()).into_iter().collect();
+        let binder = bind::Options { holding_provisioners };
+        self.acting.spawn(bind::run(context("system:cleat:binder"), binder, stop()));
         self.acting.spawn(collect::run(context("system:cleat:collector"), stop()));
         self.acting.spawn(ephemeral::run(context("system:cleat:ephemeral"), stop()));
         self.acting.spawn(protect::run(context("system:cleat:protector"), stop()));
@@ -199,7 +216,7 @@ impl Stack {
         self.acting.spawn(attach::run(context("system:cleat:attach-detach"), config.attach, stop()));
     }
 
-    fn start_sidecars(&mut self, nodes: &[String]) {
+    fn start_sidecars(&mut self, config: &Config, nodes: &[String]) {
         use cleat_sidecars::{Context, Driver, provision, publish, register};
         let context = |user: &str| Context {
             client: self.server.component(user),
@@ -208,13 +225,17 @@ impl Stack {
         };
         let client = cleat_csi::Client::new(Endpoint::unix(self.layout.controller_socket()));
         let (provisioner, attacher) = (context("system:cleat:provisioner"), context("system:cleat:attacher"));
-        let stop = self.stop_acting.clone();
+        let (stop, without) = (self.stop_acting.clone(), config.without.clone());
         self.acting.spawn(async move {
             let Some(driver) = Driver::connect(client, &stop).await else { return };
-            tokio::join!(
-                provision::run(provisioner, driver.clone(), stop.clone()),
-                publish::run(attacher, driver, publish::Options::default(), stop.clone())
-            );
+            let mut running = JoinSet::new();
+            if !without.contains(&Part::Provisioner) {
+                running.spawn(provision::run(provisioner, driver.clone(), provision::Options::default(), stop.clone()));
+            }
+            if !without.contains(&Part::Attacher) {
+                running.spawn(publish::run(attacher, driver, publish::Options::default(), stop));
+            }
+            running.join_all().await;
         });
         for node in nodes {
             let announcement = Announcement {
