@@ -329,6 +329,23 @@ async fn a_driver_that_wants_no_attachments_gets_none_and_one_that_never_answers
 }
 
 #[tokio::test]
+async fn what_the_driver_says_against_it_is_told_to_the_pod() {
+    let rig = Rig::new().await;
+    rig.start(Policy::default());
+    rig.node("n1").await;
+    rig.volume("v", &["ReadWriteOnce"]).await;
+    rig.pod("p", "n1", claimed("v")).await;
+    let attachment = rig.attachment("v", "n1");
+    rig.made(&attachment).await;
+    let error = json!({ "status": { "attached": false, "attachError": { "message": "no room" } } });
+    patch_status(&rig.all::<VolumeAttachment>(), &attachment, error).await;
+    rig.event("p", "AttachVolume.Attach failed for volume \"v\" : no room").await;
+    rig.told("n1", &[]).await;
+    rig.confirm(&attachment).await;
+    rig.event("p", "AttachVolume.Attach succeeded for volume \"v\" ").await;
+}
+
+#[tokio::test]
 async fn disks_of_old_plugins_are_attached_by_the_drivers_that_took_over() {
     let rig = Rig::new().await;
     rig.start(Policy::default());

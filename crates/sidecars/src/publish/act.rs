@@ -102,10 +102,12 @@ impl Publisher {
         let freed = write::set_finalizers(&self.context.client, attachment, &finalizers).await;
         freed.map(drop).or_else(WriteError::absent_is_fine)?;
         info!(attachment = attachment.metadata.name, node = attachment.spec.node_name, "volume unpublished");
-        // Others may hold the attachment still; whoever reads it must see that the volume is off.
-        let patch = json!({ "status": { "attached": false, "attachmentMetadata": null, "detachError": null } });
-        let status = self.patch(attachment, Part::Status, &patch).await;
-        status.map(drop).or_else(WriteError::absent_is_fine)?;
+        if !finalizers.is_empty() {
+            // Others hold the attachment still; whoever reads it must see that the volume is off.
+            let patch = json!({ "status": { "attached": false, "attachmentMetadata": null, "detachError": null } });
+            let status = self.patch(attachment, Part::Status, &patch).await;
+            status.map(drop).or_else(WriteError::absent_is_fine)?;
+        }
         Ok(())
     }
 
