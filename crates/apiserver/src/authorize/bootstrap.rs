@@ -46,7 +46,14 @@ const COMPONENTS: &[(&str, &[Rule])] = &[
             (CORE, &["nodes", "persistentvolumeclaims", "persistentvolumes", "pods"], READ),
             (
                 STORAGE,
-                &["csidrivers", "csinodes", "storageclasses", "volumeattachments", "volumeattributesclasses"],
+                &[
+                    "csidrivers",
+                    "csinodes",
+                    "csistoragecapacities",
+                    "storageclasses",
+                    "volumeattachments",
+                    "volumeattributesclasses",
+                ],
                 READ,
             ),
         ],
@@ -80,7 +87,15 @@ const COMPONENTS: &[(&str, &[Rule])] = &[
             (STORAGE, &["volumeattributesclasses"], &["patch"]),
         ],
     ),
-    ("system:cleat:scheduler", &[(CORE, &["pods/binding"], &["create"]), (CORE, &["pods/status"], &["patch"]), EVENTS]),
+    (
+        "system:cleat:scheduler",
+        &[
+            (CORE, &["pods/binding"], &["create"]),
+            (CORE, &["pods/status"], &["patch"]),
+            (CORE, &["persistentvolumeclaims", "persistentvolumes"], &["update"]),
+            EVENTS,
+        ],
+    ),
     (
         "system:cleat:attach-detach",
         &[
