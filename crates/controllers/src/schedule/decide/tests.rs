@@ -1,7 +1,5 @@
 //! Before and after: what is there, and what becomes of the pods.
 
-use std::collections::BTreeMap;
-
 use super::*;
 use cleat_api::build;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
