@@ -78,7 +78,7 @@ struct Cluster {
     claims: BTreeMap<Key, PersistentVolumeClaim>,
     volumes: BTreeMap<String, PersistentVolume>,
     news: BTreeSet<News>,
-    acting: Vec<(Key, Decision)>,
+    acting: Vec<(Arc<Pod>, Decision)>,
     /// The last word about each pod.
     last: BTreeMap<Key, String>,
 }
@@ -219,8 +219,8 @@ impl Cluster {
             Action::Decide => self.decide(),
             Action::Write { which, fails } => {
                 if !self.acting.is_empty() {
-                    let (key, decision) = self.acting.remove(usize::from(*which) % self.acting.len());
-                    self.write(&key, &decision, *fails);
+                    let (pod, decision) = self.acting.remove(usize::from(*which) % self.acting.len());
+                    self.write(&pod, &decision, *fails);
                 }
             }
             Action::Deliver(which) => {
@@ -276,16 +276,17 @@ impl Cluster {
                 Decision::GiveUp { message } => format!("give up {message}"),
             };
             assert!(word.len() > 4, "a reason is given");
-            self.last.insert(key.clone(), word);
+            self.last.insert(key, word);
             if !matches!(decision, Decision::Await) {
-                self.acting.push((key, decision));
+                self.acting.push((pod, decision));
             }
         }
     }
 
     /// Carries a decision out as the server would let it: conditionally.
-    fn write(&mut self, key: &Key, decision: &Decision, fails: bool) {
-        let done = !fails && self.written(key, decision);
+    fn write(&mut self, pod: &Pod, decision: &Decision, fails: bool) {
+        let key = &Key::of(&pod.metadata);
+        let done = !fails && self.written(pod, decision);
         self.world.finished(key, decision, if done { Outcome::Done } else { Outcome::Failed });
         if !done || matches!(decision, Decision::GiveUp { .. }) {
             self.world.retry(key);
@@ -293,7 +294,7 @@ impl Cluster {
         self.check();
     }
 
-    fn written(&mut self, key: &Key, decision: &Decision) -> bool {
+    fn written(&mut self, about: &Pod, decision: &Decision) -> bool {
         match decision {
             Decision::Reserve { volumes, claims, .. } => {
                 for volume in volumes {
@@ -313,9 +314,10 @@ impl Cluster {
                 true
             }
             Decision::Bind { node } => {
-                let Some(mut pod) = self.pods.get(key).filter(|p| pod::node_name(p).is_none()).cloned() else {
-                    return true;
-                };
+                let Some(mut pod) = self.pods.get(&Key::of(&about.metadata)).cloned() else { return true };
+                if pod.metadata.uid != about.metadata.uid || pod::node_name(&pod).is_some() {
+                    return false;
+                }
                 let spec = pod.spec.as_mut().unwrap();
                 spec.node_name = Some(node.clone());
                 self.put_pod(pod);
@@ -370,8 +372,8 @@ impl Cluster {
             for news in std::mem::take(&mut self.news) {
                 self.deliver(&news);
             }
-            for (key, decision) in std::mem::take(&mut self.acting) {
-                self.write(&key, &decision, false);
+            for (pod, decision) in std::mem::take(&mut self.acting) {
+                self.write(&pod, &decision, false);
             }
             (0..6).for_each(|id| self.serve(&claim_of(id)));
             self.decide();

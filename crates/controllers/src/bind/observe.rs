@@ -5,9 +5,10 @@ use std::sync::Arc;
 use cleat_api::claim::{self, claim_class, claim_ref, claim_ref_key, volume_class, volume_name};
 use cleat_api::key::{Key, Meta as _};
 use cleat_api::keys::annotation;
+use cleat_api::pod;
 use cleat_runtime::write::{self, WriteError};
 use cleat_runtime::{Cache, Caches, Index};
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
 
 use super::Binder;
@@ -24,6 +25,9 @@ pub(super) struct Observed {
     /// Claims without a volume by class, and claims by the volume they name.
     pending: Index<PersistentVolumeClaim>,
     naming: Index<PersistentVolumeClaim>,
+    pub(super) pods: Cache<Pod>,
+    /// Pods without a node by the claims they use.
+    consumers: Index<Pod>,
 }
 
 /// The index term of a claim that says nothing about its class; no class can have this name.
@@ -31,8 +35,10 @@ const UNSAID: &str = "/unsaid";
 
 impl Observed {
     pub(super) fn new(caches: &Caches) -> Self {
-        let (claims, volumes) = (caches.claims(), caches.volumes());
+        let (claims, volumes, pods) = (caches.claims(), caches.volumes(), caches.pods());
         Self {
+            consumers: pods.index(|p| waiting_for(p).map(|claim| claim.to_string()).collect()),
+            pods,
             reserved: volumes.index(|v| claim_ref(v).map(|r| claim_ref_key(r).to_string()).into_iter().collect()),
             free: volumes.index(|v| if claim_ref(v).is_none() { vec![volume_class(v).to_owned()] } else { Vec::new() }),
             pending: claims.index(|c| match volume_name(c) {
@@ -47,7 +53,7 @@ impl Observed {
     }
 
     pub(super) async fn synced(&self) {
-        tokio::join!(self.claims.synced(), self.volumes.synced(), self.classes.synced());
+        tokio::join!(self.claims.synced(), self.volumes.synced(), self.classes.synced(), self.pods.synced());
     }
 
     pub(super) fn claim(&self, key: &Key) -> Option<ClaimSeen> {
@@ -61,7 +67,10 @@ impl Observed {
         }
         let class = claim_class(&claim).filter(|name| !name.is_empty()).map(|name| self.classes.named(name));
         let default_class = if claim_class(&claim).is_none() && is_open { self.default_class() } else { None };
-        Some(ClaimSeen { claim, named, candidates, class, default_class })
+        let waiting = self.consumers.get(&key.to_string());
+        let mut consumers: Vec<String> = waiting.iter().filter_map(|p| p.metadata.name.clone()).collect();
+        consumers.sort();
+        Some(ClaimSeen { claim, named, candidates, class, default_class, consumers })
     }
 
     fn default_class(&self) -> Option<String> {
@@ -90,6 +99,13 @@ impl Observed {
     pub(super) fn unbound(&self) -> Vec<Arc<PersistentVolumeClaim>> {
         self.claims.all().into_iter().filter(|c| volume_name(c).is_none()).collect()
     }
+}
+
+/// The claims that a pod without a node uses.
+pub(super) fn waiting_for(pod: &Pod) -> impl Iterator<Item = Key> {
+    let is_waiting = pod::node_name(pod).is_none() && !pod::is_terminated(pod);
+    let claims = if is_waiting { pod::claim_volumes(pod) } else { Vec::new() };
+    claims.into_iter().map(|used| used.claim)
 }
 
 impl Binder {
