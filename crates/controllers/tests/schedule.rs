@@ -420,6 +420,8 @@ proptest! {
         actions in proptest::collection::vec(action(), 1..120)
     ) {
         let mut cluster = Cluster::new();
+        // Two nodes are soon full, which is where it becomes interesting.
+        [Action::AddNode(0), Action::AddNode(1)].iter().for_each(|action| cluster.run(action));
         for action in &actions {
             cluster.run(action);
             cluster.check();
