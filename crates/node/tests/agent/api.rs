@@ -1,232 +1,170 @@
-//! An API server small enough to see through: objects as JSON in memory, one revision, list, watch, merge patch, the rules for
-//! resourceVersion, uid preconditions and graceful deletion of pods. Only what the node agent relies on.
+//! A real API server in a scratch directory. The agent's client remembers every write, and can be told to lose one.
 
-use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
-use axum::body::{Body, Bytes};
-use axum::extract::{Query, State};
-use axum::http::{Method, StatusCode, Uri};
-use axum::response::{IntoResponse, Response};
-use axum::routing::any;
+use cleat_apiserver::{ApiServer, Config};
+use cleat_runtime::Caches;
+use http::{Method, Request, Response, StatusCode};
+use kube::Client;
+use kube::client::Body;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
-/// Resource, namespace, name.
-pub(crate) type Name = (String, String, String);
+const PATIENCE: Duration = Duration::from_secs(90);
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
-#[derive(Clone)]
 pub(crate) struct Api {
-    world: Arc<Mutex<World>>,
-    revision: Arc<watch::Sender<u64>>,
+    server: ApiServer,
+    /// May do everything.
+    client: Client,
+    log: Arc<Mutex<Log>>,
 }
 
 #[derive(Default)]
-struct World {
-    revision: u64,
-    objects: BTreeMap<Name, Value>,
-    /// Revision, resource, type, object.
-    log: Vec<(u64, String, &'static str, Value)>,
-    /// Every write: method and path.
+struct Log {
+    /// Every write of the agent: method and path.
     writes: Vec<String>,
+    /// Parts of paths; the next write to each fails.
+    lose: Vec<String>,
 }
 
 impl Api {
-    pub(crate) fn new() -> Api {
-        Api { world: Arc::default(), revision: Arc::new(watch::Sender::new(0)) }
+    pub(crate) async fn new(directory: &Path) -> Api {
+        let server = ApiServer::open(Config::new(directory, ([127, 0, 0, 1], 0).into())).await.unwrap();
+        let api = Api { client: server.client("test"), server, log: Arc::default() };
+        let ready = async |api: &Api| api.get("serviceaccounts", "default", "default").await.is_some();
+        api.until("pods can be created", ready).await;
+        api
     }
 
-    pub(crate) fn client(&self) -> kube::Client {
-        kube::Client::new(Router::new().fallback(any(handle)).with_state(self.clone()), "default")
+    /// With the rights of the node and nobody else's.
+    pub(crate) fn of_node(&self, node: &str) -> Client {
+        let inner = self.server.component(&format!("system:node:{node}"));
+        let log = self.log.clone();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let (inner, lost) = (inner.clone(), log.lock().note(&request));
+            async move { if lost { Ok(failure()) } else { inner.send(request).await } }
+        });
+        Client::new(service, "default")
     }
 
-    pub(crate) fn get(&self, resource: &str, namespace: &str, name: &str) -> Option<Value> {
-        self.world.lock().objects.get(&key(resource, namespace, name)).cloned()
+    /// What the process around the agents watches with.
+    pub(crate) fn caches(&self, stop: &CancellationToken) -> Caches {
+        Caches::new(self.server.component("system:cleat:caches"), stop.clone())
     }
 
     pub(crate) fn writes(&self) -> Vec<String> {
-        self.world.lock().writes.clone()
+        self.log.lock().writes.clone()
     }
 
-    /// Creates or replaces an object, whatever its version.
-    pub(crate) fn put(&self, resource: &str, object: impl serde::Serialize) {
-        let object = serde_json::to_value(object).unwrap();
-        let meta = &object["metadata"];
-        let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
-        let name = key(resource, &text(&meta["namespace"]), &text(&meta["name"]));
-        let mut world = self.world.lock();
-        world.store(name, object);
-        self.revision.send_replace(world.revision);
+    /// The agent's next write to a path that contains `part` fails.
+    pub(crate) fn lose(&self, part: &str) {
+        self.log.lock().lose.push(part.to_owned());
     }
 
-    pub(crate) fn edit(&self, resource: &str, namespace: &str, name: &str, patch: Value) {
-        let mut world = self.world.lock();
-        let name = key(resource, namespace, name);
-        let mut object = world.objects[&name].clone();
-        json_patch::merge(&mut object, &patch);
-        world.store(name, object);
-        self.revision.send_replace(world.revision);
+    pub(crate) fn still_to_lose(&self) -> usize {
+        self.log.lock().lose.len()
     }
 
-    pub(crate) fn remove(&self, resource: &str, namespace: &str, name: &str) {
-        let mut world = self.world.lock();
-        world.remove(&key(resource, namespace, name));
-        self.revision.send_replace(world.revision);
+    pub(crate) async fn get(&self, resource: &str, namespace: &str, name: &str) -> Option<Value> {
+        match self.send(Method::GET, &format!("{}/{name}", path(resource, namespace)), Value::Null).await {
+            Ok(object) => Some(object),
+            Err(kube::Error::Api(status)) if status.code == 404 => None,
+            Err(error) => panic!("{resource} {name}: {error}"),
+        }
     }
 
-    /// Returns when `holds` does, looking again after every write.
-    pub(crate) async fn until(&self, what: &str, holds: impl Fn(&Api) -> bool) {
-        let mut revision = self.revision.subscribe();
-        let wait = async {
-            loop {
-                revision.borrow_and_update();
-                if holds(self) {
-                    return;
-                }
-                revision.changed().await.unwrap();
+    /// Creates an object together with its status. Gives it as it is stored.
+    pub(crate) async fn put(&self, resource: &str, object: impl serde::Serialize) -> Value {
+        let mut object = serde_json::to_value(object).unwrap();
+        let meta = object["metadata"].as_object_mut().unwrap();
+        for given in ["uid", "resourceVersion", "creationTimestamp"] {
+            meta.remove(given);
+        }
+        let text = |field: &str| meta.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let (namespace, name) = (text("namespace"), text("name"));
+        let stored = self.send(Method::POST, &path(resource, &namespace), object.clone()).await.unwrap();
+        match object.get("status").cloned() {
+            Some(status) => self.edit_status(resource, &namespace, &name, status).await,
+            None => stored,
+        }
+    }
+
+    pub(crate) async fn edit_status(&self, resource: &str, namespace: &str, name: &str, status: Value) -> Value {
+        let path = format!("{}/{name}/status", path(resource, namespace));
+        self.send(Method::PATCH, &path, json!({ "status": status })).await.unwrap()
+    }
+
+    /// Deletes as kubectl does: a pod on a node is only asked to go.
+    pub(crate) async fn delete(&self, resource: &str, namespace: &str, name: &str) {
+        self.send(Method::DELETE, &format!("{}/{name}", path(resource, namespace)), Value::Null).await.unwrap();
+    }
+
+    /// Deletes by force.
+    pub(crate) async fn remove(&self, resource: &str, namespace: &str, name: &str) {
+        let path = format!("{}/{name}", path(resource, namespace));
+        self.send(Method::DELETE, &path, json!({ "gracePeriodSeconds": 0 })).await.unwrap();
+    }
+
+    pub(crate) async fn until(&self, what: &str, holds: impl AsyncFn(&Api) -> bool) {
+        let held = async {
+            while !holds(self).await {
+                tokio::time::sleep(LOOK_AGAIN).await;
             }
         };
-        if tokio::time::timeout(Duration::from_secs(20), wait).await.is_err() {
-            let world = self.world.lock();
-            let pods: Vec<_> = world.objects.iter().filter(|((r, _, _), _)| r == "pods" || r == "nodes").collect();
-            panic!("waited in vain: {what}; {}", serde_json::to_string_pretty(&json!(pods)).unwrap());
+        if tokio::time::timeout(PATIENCE, held).await.is_err() {
+            let mut there = String::new();
+            for all in ["/api/v1/pods", "/api/v1/nodes"] {
+                let list = self.send(Method::GET, all, Value::Null).await.unwrap();
+                there.push_str(&serde_json::to_string_pretty(&list).unwrap());
+            }
+            panic!("waited in vain: {what}; {there}");
         }
+    }
+
+    async fn send(&self, method: Method, path: &str, body: Value) -> kube::Result<Value> {
+        let content = if method == Method::PATCH { "application/merge-patch+json" } else { "application/json" };
+        let body = if body.is_null() { Vec::new() } else { serde_json::to_vec(&body).unwrap() };
+        let request = Request::builder().method(method).uri(path).header("content-type", content);
+        self.client.request(request.body(body).unwrap()).await
     }
 }
 
-fn key(resource: &str, namespace: &str, name: &str) -> Name {
-    (resource.to_owned(), namespace.to_owned(), name.to_owned())
-}
-
-impl World {
-    fn store(&mut self, name: Name, mut object: Value) -> Value {
-        self.revision += 1;
-        object["metadata"]["resourceVersion"] = json!(self.revision.to_string());
-        if object["metadata"]["uid"].is_null() {
-            object["metadata"]["uid"] = json!(format!("uid-{}-{}", name.2, self.revision));
+impl Log {
+    /// Whether the request is to be lost.
+    fn note(&mut self, request: &Request<Body>) -> bool {
+        if request.method() == Method::GET {
+            return false;
         }
-        let kind = if self.objects.contains_key(&name) { "MODIFIED" } else { "ADDED" };
-        self.log.push((self.revision, name.0.clone(), kind, object.clone()));
-        self.objects.insert(name, object.clone());
-        object
-    }
-
-    fn remove(&mut self, name: &Name) {
-        if let Some(mut object) = self.objects.remove(name) {
-            self.revision += 1;
-            object["metadata"]["resourceVersion"] = json!(self.revision.to_string());
-            self.log.push((self.revision, name.0.clone(), "DELETED", object));
-        }
+        let path = request.uri().path();
+        self.writes.push(format!("{} {path}", request.method()));
+        let lost = self.lose.iter().position(|part| path.contains(part));
+        lost.map(|at| self.lose.remove(at)).is_some()
     }
 }
 
-async fn handle(
-    State(api): State<Api>,
-    method: Method,
-    uri: Uri,
-    Query(query): Query<BTreeMap<String, String>>,
-    body: Bytes,
-) -> Response {
-    let path: Vec<&str> = uri.path().trim_matches('/').split('/').collect();
-    let path = if path[0] == "api" { &path[2..] } else { &path[3..] };
-    let (namespace, path) = match path {
-        ["namespaces", namespace, rest @ ..] if !rest.is_empty() => (*namespace, rest),
-        path => ("", path),
+fn path(resource: &str, namespace: &str) -> String {
+    let group = match resource {
+        "csidrivers" | "csinodes" | "volumeattachments" => "/apis/storage.k8s.io/v1",
+        "leases" => "/apis/coordination.k8s.io/v1",
+        _ => "/api/v1",
     };
-    let (resource, name) = (path[0], path.get(1).copied().unwrap_or_default());
-    if method == Method::GET && name.is_empty() {
-        return if query.get("watch").is_some_and(|w| w == "true" || w == "1") {
-            watch_events(api, resource, query.get("resourceVersion").and_then(|v| v.parse().ok()).unwrap_or(0))
-        } else {
-            let world = api.world.lock();
-            let items: Vec<&Value> = world.objects.iter().filter(|(k, _)| k.0 == resource).map(|(_, v)| v).collect();
-            let metadata = json!({ "resourceVersion": world.revision.to_string() });
-            answer(200, &json!({ "apiVersion": "v1", "kind": "List", "metadata": metadata, "items": items }))
-        };
-    }
-    let sent: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
-    let mut world = api.world.lock();
-    if method != Method::GET {
-        world.writes.push(format!("{method} {}", uri.path()));
-    }
-    let response = write(&mut world, &method, &key(resource, namespace, name), sent);
-    api.revision.send_replace(world.revision);
-    response
-}
-
-fn write(world: &mut World, method: &Method, name: &Name, sent: Value) -> Response {
-    if *method == Method::POST {
-        let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
-        let name = key(&name.0, &name.1, &text(&sent["metadata"]["name"]));
-        if world.objects.contains_key(&name) {
-            return refuse(409, "AlreadyExists");
-        }
-        return answer(201, &world.store(name, sent));
-    }
-    let Some(mut object) = world.objects.get(name).cloned() else { return refuse(404, "NotFound") };
-    let expected = &sent["metadata"]["resourceVersion"];
-    if !expected.is_null() && *expected != object["metadata"]["resourceVersion"] {
-        return refuse(409, "Conflict");
-    }
-    match *method {
-        Method::GET => answer(200, &object),
-        Method::PATCH => {
-            json_patch::merge(&mut object, &sent);
-            answer(200, &world.store(name.clone(), object))
-        }
-        Method::PUT => answer(200, &world.store(name.clone(), sent)),
-        Method::DELETE => {
-            let uid = &sent["preconditions"]["uid"];
-            if !uid.is_null() && *uid != object["metadata"]["uid"] {
-                return refuse(409, "Conflict");
-            }
-            if name.0 == "pods" && sent["gracePeriodSeconds"] != json!(0) {
-                object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-                return answer(200, &world.store(name.clone(), object));
-            }
-            world.remove(name);
-            answer(200, &json!({ "kind": "Status", "apiVersion": "v1", "status": "Success" }))
-        }
-        _ => refuse(405, "MethodNotAllowed"),
+    if namespace.is_empty() {
+        format!("{group}/{resource}")
+    } else {
+        format!("{group}/namespaces/{namespace}/{resource}")
     }
 }
 
-fn watch_events(api: Api, resource: &str, since: u64) -> Response {
-    let resource = resource.to_owned();
-    let start = (api.clone(), api.revision.subscribe(), since);
-    let stream = futures::stream::unfold(start, move |(api, mut revision, since)| {
-        let resource = resource.clone();
-        async move {
-            loop {
-                revision.borrow_and_update();
-                let (lines, seen) = {
-                    let world = api.world.lock();
-                    let new = world.log.iter().filter(|(r, of, ..)| *r > since && *of == resource);
-                    let lines: String = new
-                        .map(|(_, _, kind, object)| format!("{}\n", json!({ "type": kind, "object": object })))
-                        .collect();
-                    (lines, world.revision)
-                };
-                if !lines.is_empty() {
-                    return Some((Ok::<_, std::convert::Infallible>(lines), (api, revision, seen)));
-                }
-                revision.changed().await.ok()?;
-            }
-        }
+fn failure() -> Response<Body> {
+    let status = json!({
+        "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 500, "reason": "InternalError",
+        "message": "lost, as the test says",
     });
-    Response::new(Body::from_stream(stream))
-}
-
-fn answer(code: u16, body: &Value) -> Response {
-    (StatusCode::from_u16(code).unwrap(), axum::Json(body)).into_response()
-}
-
-fn refuse(code: u16, reason: &str) -> Response {
-    answer(
-        code,
-        &json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": reason }),
-    )
+    let mut response = Response::new(Body::from(status.to_string().into_bytes()));
+    *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+    response
 }

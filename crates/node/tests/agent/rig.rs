@@ -1,5 +1,6 @@
 //! A node with a real block driver, real loop devices and real mounts; the controllers' part is played by hand.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,9 +12,9 @@ use cleat_csi::{Client, Endpoint, server};
 use cleat_drivers::block;
 use cleat_host::{loopdev, mount};
 use cleat_node::{Agent, Config};
-use cleat_runtime::Caches;
 use k8s_openapi::api::core::v1::{Pod, VolumeMount};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSIDriverSpec};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
@@ -32,20 +33,29 @@ pub(crate) struct Rig {
     driver: Option<Client>,
     driver_stop: CancellationToken,
     agent: Option<(CancellationToken, JoinHandle<()>)>,
+    /// Names of the pods that were created, by uid.
+    pods: Mutex<BTreeMap<String, String>>,
 }
 
 impl Rig {
     /// With a driver that only does what the test says.
-    pub(crate) fn scripted() -> (Rig, Scripted) {
+    pub(crate) async fn scripted() -> (Rig, Scripted) {
         let directory = TempDir::with_prefix("cleat-node-").unwrap();
         let driver_stop = CancellationToken::new();
         let driver = Scripted::serve(&directory.path().join("driver.sock"), driver_stop.clone());
-        let rig = Rig { api: Api::new(), directory, driver: None, driver_stop, agent: None };
-        rig.describe_driver(true);
-        (rig, driver)
+        (Rig::around(directory, None, driver_stop, true).await, driver)
     }
 
     pub(crate) async fn new() -> Rig {
+        Rig::with_driver(true).await
+    }
+
+    /// The driver's volumes need no attaching.
+    pub(crate) async fn without_attachment() -> Rig {
+        Rig::with_driver(false).await
+    }
+
+    async fn with_driver(attach_required: bool) -> Rig {
         assert!(rustix::process::geteuid().is_root(), "these tests mount file systems: run them as root");
         let directory = TempDir::with_prefix("cleat-node-").unwrap();
         let endpoint = Endpoint::unix(directory.path().join("driver.sock"));
@@ -54,16 +64,21 @@ impl Rig {
         tokio::spawn(block::run(config, driver_stop.clone()));
         let driver = Client::new(endpoint);
         driver.wait_ready(Duration::from_secs(30)).await.unwrap();
-        let rig = Rig { api: Api::new(), directory, driver: Some(driver), driver_stop, agent: None };
-        rig.describe_driver(true);
-        rig
+        Rig::around(directory, Some(driver), driver_stop, attach_required).await
     }
 
-    pub(crate) fn describe_driver(&self, attach_required: bool) {
-        let mut driver = CSIDriver::default();
-        driver.metadata.name = Some(block::NAME.to_owned());
-        driver.spec = CSIDriverSpec { attach_required: Some(attach_required), ..CSIDriverSpec::default() };
-        self.api.put("csidrivers", driver);
+    async fn around(
+        directory: TempDir,
+        driver: Option<Client>,
+        driver_stop: CancellationToken,
+        attach_required: bool,
+    ) -> Rig {
+        let api = Api::new(&directory.path().join("api")).await;
+        let mut object = CSIDriver::default();
+        object.metadata.name = Some(block::NAME.to_owned());
+        object.spec = CSIDriverSpec { attach_required: Some(attach_required), ..CSIDriverSpec::default() };
+        api.put("csidrivers", object).await;
+        Rig { api, directory, driver, driver_stop, agent: None, pods: Mutex::default() }
     }
 
     pub(crate) fn root(&self) -> PathBuf {
@@ -72,9 +87,8 @@ impl Rig {
 
     pub(crate) fn start(&mut self) {
         let stop = CancellationToken::new();
-        let client = self.api.client();
-        let caches = Caches::new(client.clone(), stop.clone());
-        let agent = Agent::new(Config::new(NODE, self.root()), client, caches);
+        let config = Config::new(NODE, self.root());
+        let agent = Agent::new(config, self.api.of_node(NODE), self.api.caches(&stop));
         let running = tokio::spawn({
             let stop = stop.clone();
             async move { agent.run(stop).await.unwrap() }
@@ -117,32 +131,49 @@ impl Rig {
     /// A claim bound to a volume that the driver really has.
     pub(crate) async fn volume(&self, claim: &str) -> String {
         let name = format!("pv-{claim}");
-        let Some(driver) = &self.driver else {
-            let volume = build::volume(&name, "", "64Mi");
-            let (claim, volume) = build::bound(build::claim("default", claim, None, "64Mi"), volume);
-            self.api.put("persistentvolumeclaims", claim);
-            self.api.put("persistentvolumes", volume);
-            return format!("handle-{name}");
-        };
-        let created = driver
-            .create_volume(v1::CreateVolumeRequest {
+        let mut volume = build::volume(&name, "", "64Mi");
+        let csi = volume.spec.as_mut().unwrap().csi.as_mut().unwrap();
+        csi.fs_type = Some("ext4".to_owned());
+        if let Some(driver) = &self.driver {
+            let request = v1::CreateVolumeRequest {
                 name: name.clone(),
                 capacity_range: Some(v1::CapacityRange { required_bytes: 64 << 20, limit_bytes: 0 }),
                 volume_capabilities: vec![capability()],
                 ..Default::default()
-            })
-            .await
-            .unwrap();
-        let created = created.volume.unwrap();
-        let mut volume = build::volume(&name, "", "64Mi");
-        let csi = volume.spec.as_mut().unwrap().csi.as_mut().unwrap();
-        csi.volume_handle = created.volume_id.clone();
-        csi.volume_attributes = Some(created.volume_context.into_iter().collect());
-        csi.fs_type = Some("ext4".to_owned());
-        let (claim, volume) = build::bound(build::claim("default", claim, None, "64Mi"), volume);
-        self.api.put("persistentvolumeclaims", claim);
-        self.api.put("persistentvolumes", volume);
-        created.volume_id
+            };
+            let created = driver.create_volume(request).await.unwrap().volume.unwrap();
+            csi.volume_handle = created.volume_id;
+            csi.volume_attributes = Some(created.volume_context.into_iter().collect());
+        }
+        let handle = csi.volume_handle.clone();
+        let (claim, mut volume) = build::bound(build::claim("default", claim, None, "64Mi"), volume);
+        let claim = self.api.put("persistentvolumeclaims", claim).await;
+        let reference = volume.spec.as_mut().unwrap().claim_ref.as_mut().unwrap();
+        reference.uid = claim["metadata"]["uid"].as_str().map(ToOwned::to_owned);
+        self.api.put("persistentvolumes", volume).await;
+        handle
+    }
+
+    /// Creates the pod, and remembers its uid.
+    pub(crate) async fn run(&self, pod: impl serde::Serialize) {
+        let pod = self.api.put("pods", pod).await;
+        let text = |field: &str| pod["metadata"][field].as_str().unwrap().to_owned();
+        self.pods.lock().insert(text("uid"), text("name"));
+    }
+
+    pub(crate) fn uid(&self, pod: &str) -> String {
+        let pods = self.pods.lock();
+        pods.iter().find(|(_, name)| *name == pod).map(|(uid, _)| uid.clone()).unwrap()
+    }
+
+    /// What the driver was asked to do, with pods by their names.
+    pub(crate) fn calls(&self, driver: &Scripted) -> Vec<String> {
+        let pods = self.pods.lock();
+        let named = |call: String| match call.split_once(' ') {
+            Some((method, uid)) => format!("{method} {}", pods[uid]),
+            None => call,
+        };
+        driver.calls().into_iter().map(named).collect()
     }
 
     pub(crate) fn pod(&self, name: &str, claims: &[&str]) -> Pod {
@@ -159,16 +190,22 @@ impl Rig {
     /// Plays attach/detach controller and attacher: waits until the node says it uses the volume, then attaches it.
     pub(crate) async fn attach(&self, handle: &str) {
         let unique = names::unique_volume(block::NAME, handle);
-        self.api.until("the volume is reported in use", |api| in_use(api).contains(&unique)).await;
+        self.api.until("the volume is reported in use", async |api| in_use(api).await.contains(&unique)).await;
         self.publish_to_node(handle).await;
         let mut attachment = build::attachment(&build::volume("x", "", "1"), NODE);
         attachment.metadata.name = Some(names::attachment(handle, block::NAME, NODE));
         attachment.spec.attacher = block::NAME.to_owned();
         let mut attachment = serde_json::to_value(attachment).unwrap();
         attachment["status"] = json!({ "attached": true });
-        self.api.put("volumeattachments", attachment);
-        let listed = json!([{ "name": unique, "devicePath": "" }]);
-        self.api.edit("nodes", "", NODE, json!({ "status": { "volumesAttached": listed } }));
+        self.api.put("volumeattachments", attachment).await;
+        self.report_attached(&[handle]).await;
+    }
+
+    /// Plays the attach/detach controller's part of the node's status.
+    pub(crate) async fn report_attached(&self, handles: &[&str]) {
+        let entry = |handle: &&str| json!({ "name": names::unique_volume(block::NAME, handle), "devicePath": "" });
+        let list: Vec<_> = handles.iter().map(entry).collect();
+        self.api.edit_status("nodes", "", NODE, json!({ "volumesAttached": list })).await;
     }
 
     /// The controller's half of attaching, as the driver sees it.
@@ -185,25 +222,28 @@ impl Rig {
     }
 
     pub(crate) async fn until_mounted(&self, pod: &str) {
-        self.api.until("the pod's volumes are mounted", |api| condition(api, pod).0 == "True").await;
+        self.api.until("the pod's volumes are mounted", async |api| condition(api, pod).await.0 == "True").await;
     }
 
     pub(crate) async fn until_unused(&self) {
-        self.api.until("nothing is in use any more", |api| in_use(api).is_empty()).await;
+        self.api.until("nothing is in use any more", async |api| in_use(api).await.is_empty()).await;
     }
 
     /// Asks for deletion as kubectl does.
-    pub(crate) fn delete(&self, pod: &str) {
-        let when = json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } });
-        self.api.edit("pods", "default", pod, when);
+    pub(crate) async fn delete(&self, pod: &str) {
+        self.api.delete("pods", "default", pod).await;
     }
 
     pub(crate) async fn until_gone(&self, pod: &str) {
-        self.api.until("the pod is gone", |api| api.get("pods", "default", pod).is_none()).await;
+        self.api.until("the pod is gone", async |api| api.get("pods", "default", pod).await.is_none()).await;
     }
 
     pub(crate) fn target(&self, pod: &str, claim: &str) -> PathBuf {
-        self.root().join(format!("pods/uid-{pod}/volumes/kubernetes.io~csi/pv-{claim}/mount"))
+        self.pod_dir(pod).join(format!("volumes/kubernetes.io~csi/pv-{claim}/mount"))
+    }
+
+    pub(crate) fn pod_dir(&self, pod: &str) -> PathBuf {
+        self.root().join("pods").join(self.uid(pod))
     }
 
     pub(crate) fn staged(&self, handle: &str) -> PathBuf {
@@ -246,15 +286,15 @@ fn capability() -> v1::VolumeCapability {
     }
 }
 
-pub(crate) fn in_use(api: &Api) -> Vec<String> {
-    let node = api.get("nodes", "", NODE).unwrap_or_default();
+pub(crate) async fn in_use(api: &Api) -> Vec<String> {
+    let node = api.get("nodes", "", NODE).await.unwrap_or_default();
     let list = node["status"]["volumesInUse"].as_array().cloned().unwrap_or_default();
     list.iter().map(|v| v.as_str().unwrap().to_owned()).collect()
 }
 
 /// Status, reason and message of the condition that volumes are mounted.
-pub(crate) fn condition(api: &Api, pod: &str) -> (String, String, String) {
-    let pod = api.get("pods", "default", pod).unwrap_or_default();
+pub(crate) async fn condition(api: &Api, pod: &str) -> (String, String, String) {
+    let pod = api.get("pods", "default", pod).await.unwrap_or_default();
     let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
     let found = conditions.into_iter().find(|c| c["type"] == "cleat.dev/VolumesMounted").unwrap_or_default();
     let text = |field: &str| found[field].as_str().unwrap_or_default().to_owned();
@@ -273,7 +313,7 @@ pub(crate) async fn eventually(holds: impl Fn() -> bool) {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), held).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(90), held).await.unwrap();
 }
 
 struct Plugin(PluginInfo);

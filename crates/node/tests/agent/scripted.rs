@@ -40,7 +40,7 @@ impl Scripted {
         self.script.lock().entry(method).or_default().push_back(answer);
     }
 
-    /// Method and last two components of the path of every call that changes something, in order.
+    /// Method, and uid of the pod, of every call that changes something, in order.
     pub(crate) fn calls(&self) -> Vec<String> {
         self.calls.borrow().clone()
     }
@@ -48,11 +48,11 @@ impl Scripted {
     pub(crate) async fn until_called(&self, method: &str) {
         let mut calls = self.calls.subscribe();
         let called = calls.wait_for(|calls| calls.iter().any(|c| c.starts_with(method)));
-        tokio::time::timeout(Duration::from_secs(20), called).await.expect(method).unwrap();
+        tokio::time::timeout(Duration::from_secs(90), called).await.expect(method).unwrap();
     }
 
     async fn called(&self, method: &'static str, path: &str) -> Result<(), Status> {
-        let pod = path.split('/').find(|c| c.starts_with("uid-")).unwrap_or_default();
+        let pod = path.split('/').skip_while(|c| *c != "pods").nth(1).unwrap_or_default();
         self.calls.send_modify(|calls| calls.push(format!("{method} {pod}").trim_end().to_owned()));
         let answer = self.script.lock().get_mut(method).and_then(VecDeque::pop_front);
         match answer {
