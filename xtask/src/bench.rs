@@ -12,6 +12,8 @@ use crate::ci::cargo;
 pub(crate) enum Name {
     /// One claim's way, stage by stage, one claim at a time
     Spine,
+    /// A burst of pods with claims that wait for them, until all are scheduled and their volumes made
+    Schedule,
     /// The block driver's calls beside the same work without it
     Driver,
 }
@@ -19,6 +21,7 @@ pub(crate) enum Name {
 pub(crate) fn run(root: &Path, name: Name) -> Result<ExitCode> {
     let (package, bench) = match name {
         Name::Spine => ("cleat", "spine"),
+        Name::Schedule => ("cleat", "schedule"),
         Name::Driver => ("cleat-drivers", "driver"),
     };
     println!("{}\n", machine());

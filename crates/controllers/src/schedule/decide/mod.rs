@@ -9,6 +9,7 @@ mod fit;
 mod host;
 mod needs;
 mod score;
+mod volumes;
 mod why;
 mod world;
 

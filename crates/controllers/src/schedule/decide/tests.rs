@@ -501,4 +501,5 @@ fn bound_volumes_must_reach_the_node() {
     assert_eq!(said, format!("p: wait 0/1 nodes are available: 1 {gone}."));
 }
 
+mod turns;
 mod volumes;

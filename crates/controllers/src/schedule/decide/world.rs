@@ -7,10 +7,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use cleat_api::claim::{capacity, claim_ref, claim_ref_key, volume_class};
 use cleat_api::condition;
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::label;
 use cleat_api::{pod, selector};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
@@ -31,9 +29,9 @@ pub struct World {
     pub(super) claims: HashMap<Key, Assumable<PersistentVolumeClaim>>,
     pub(super) volumes: HashMap<String, Assumable<PersistentVolume>>,
     /// Free volumes by class and, where their affinity names hosts, by each host; the smallest first.
-    free: HashMap<String, HashMap<Option<String>, Sizes>>,
+    pub(super) free: HashMap<String, HashMap<Option<String>, Sizes>>,
     /// Volumes by the claim they are set aside for.
-    reserved: HashMap<Key, BTreeSet<String>>,
+    pub(super) reserved: HashMap<Key, BTreeSet<String>>,
     pub(super) classes: HashMap<String, Arc<StorageClass>>,
     pub(super) drivers: HashMap<String, Arc<CSIDriver>>,
     pub(super) capacities: HashMap<Key, Report>,
@@ -51,7 +49,7 @@ pub struct World {
 }
 
 /// Volumes by size, then name.
-type Sizes = BTreeSet<(i64, String)>;
+pub(super) type Sizes = BTreeSet<(i64, String)>;
 
 /// Important pods first, then the oldest.
 pub(super) type Rank = (Reverse<i32>, Option<Timestamp>, Key);
@@ -98,11 +96,11 @@ pub(super) struct Acting {
 #[derive(Debug)]
 pub(super) struct Assumable<K> {
     base: Arc<K>,
-    assumed: Option<Arc<K>>,
+    pub(super) assumed: Option<Arc<K>>,
 }
 
 impl<K: Resource> Assumable<K> {
-    fn new(base: Arc<K>) -> Self {
+    pub(super) fn new(base: Arc<K>) -> Self {
         Self { base, assumed: None }
     }
 
@@ -110,7 +108,7 @@ impl<K: Resource> Assumable<K> {
         self.assumed.as_ref().unwrap_or(&self.base)
     }
 
-    fn update(self, base: Arc<K>) -> Self {
+    pub(super) fn update(self, base: Arc<K>) -> Self {
         let is_same = self.base.meta().resource_version == base.meta().resource_version
             && self.base.meta().uid == base.meta().uid;
         Self { assumed: self.assumed.filter(|_| is_same), base }
@@ -152,26 +150,6 @@ impl World {
 
     pub(super) fn volume(&self, name: &str) -> Option<&Arc<PersistentVolume>> {
         self.volumes.get(name).map(Assumable::now)
-    }
-
-    pub(super) fn reserved_for(&self, claim: &Key) -> impl Iterator<Item = &Arc<PersistentVolume>> {
-        self.reserved.get(claim).into_iter().flatten().filter_map(|name| self.volume(name))
-    }
-
-    /// Free volumes of a class that a host may reach, from `bytes` upwards, the smallest first.
-    pub(super) fn free_volumes(
-        &self,
-        class: &str,
-        hostname: Option<&str>,
-        bytes: i64,
-    ) -> impl Iterator<Item = &Arc<PersistentVolume>> {
-        let places = self.free.get(class);
-        let anywhere = places.and_then(|p| p.get(&None));
-        let here = hostname.and_then(|name| places?.get(&Some(name.to_owned())));
-        let listed = anywhere.into_iter().chain(here);
-        let mut all: Vec<_> = listed.flat_map(|set| set.range((bytes, String::new())..)).collect();
-        all.sort();
-        all.into_iter().filter_map(|(_, name)| self.volume(name))
     }
 
     pub fn set_pod(&mut self, key: &Key, object: Option<Arc<Pod>>) {
@@ -382,7 +360,7 @@ impl World {
         }
     }
 
-    fn claim_changed(&mut self, key: &Key) {
+    pub(super) fn claim_changed(&mut self, key: &Key) {
         for user in self.users.get(key).cloned().unwrap_or_default() {
             self.recount(&user);
             self.keep_promises(&user, key);
@@ -412,79 +390,6 @@ impl World {
         let (kept, met): (Vec<_>, Vec<_>) = promises.into_iter().partition(|(of, _, _)| of != claim);
         placed.promises = kept;
         met.iter().for_each(|(_, report, bytes)| self.unpromise(report, *bytes));
-    }
-
-    pub fn set_volume(&mut self, name: &str, object: Option<Arc<PersistentVolume>>) {
-        let known = self.volumes.remove(name);
-        let was_for = known.as_ref().and_then(|known| claim_ref(known.now())).map(claim_ref_key);
-        if let Some(known) = &known {
-            self.unlist(name, &known.now().clone());
-        }
-        let is_free = object.as_ref().is_some_and(|v| claim_ref(v).is_none());
-        let mut is_for = None;
-        if let Some(object) = object {
-            let next = match known {
-                Some(known) => known.update(object),
-                None => Assumable::new(object),
-            };
-            let now = next.now().clone();
-            self.volumes.insert(name.to_owned(), next);
-            self.list(name, &now);
-            is_for = claim_ref(&now).map(claim_ref_key);
-        }
-        for claim in was_for.iter().chain(is_for.iter().filter(|claim| Some(*claim) != was_for.as_ref())) {
-            self.claim_changed(claim);
-        }
-        if is_free {
-            self.wake(Causes::VOLUMES);
-        }
-    }
-
-    pub(super) fn assume_volume(&mut self, name: &str, volume: Option<Arc<PersistentVolume>>) {
-        let Some(known) = self.volumes.get(name) else { return };
-        let before = known.now().clone();
-        self.unlist(name, &before);
-        if let Some(known) = self.volumes.get_mut(name) {
-            known.assumed = volume;
-            let now = known.now().clone();
-            self.list(name, &now);
-        }
-    }
-
-    fn list(&mut self, name: &str, volume: &PersistentVolume) {
-        match claim_ref(volume) {
-            Some(reference) => {
-                self.reserved.entry(claim_ref_key(reference)).or_default().insert(name.to_owned());
-            }
-            None => {
-                let places = self.free.entry(volume_class(volume).to_owned()).or_default();
-                for place in hosts_of(volume) {
-                    places.entry(place).or_default().insert(entry(name, volume));
-                }
-            }
-        }
-    }
-
-    fn unlist(&mut self, name: &str, volume: &PersistentVolume) {
-        match claim_ref(volume) {
-            Some(reference) => {
-                let claim = claim_ref_key(reference);
-                if let Some(names) = self.reserved.get_mut(&claim) {
-                    names.remove(name);
-                    if names.is_empty() {
-                        self.reserved.remove(&claim);
-                    }
-                }
-            }
-            None => {
-                let Some(places) = self.free.get_mut(volume_class(volume)) else { return };
-                for place in hosts_of(volume) {
-                    if let Some(names) = places.get_mut(&place) {
-                        names.remove(&entry(name, volume));
-                    }
-                }
-            }
-        }
     }
 
     pub fn set_class(&mut self, name: &str, object: Option<Arc<StorageClass>>) {
@@ -568,24 +473,6 @@ fn is_ours(pod: &Pod) -> bool {
     let scheduler = spec.and_then(|s| s.scheduler_name.as_deref()).unwrap_or(SCHEDULER);
     let is_gated = spec.and_then(|s| s.scheduling_gates.as_ref()).is_some_and(|gates| !gates.is_empty());
     scheduler == SCHEDULER && !is_gated && !pod.metadata.is_deleting() && !is_finished(pod)
-}
-
-fn entry(name: &str, volume: &PersistentVolume) -> (i64, String) {
-    (capacity(volume).map_or(0, |q| q.to_bytes()), name.to_owned())
-}
-
-/// The hosts that a volume's affinity names, if every term of it names some; else it may be anywhere.
-fn hosts_of(volume: &PersistentVolume) -> BTreeSet<Option<String>> {
-    let required = volume.spec.as_ref().and_then(|s| s.node_affinity.as_ref()?.required.as_ref());
-    let mut hosts = BTreeSet::new();
-    for term in required.iter().flat_map(|r| &r.node_selector_terms) {
-        let mut expressions = term.match_expressions.iter().flatten();
-        match expressions.find(|e| e.key == label::HOSTNAME && e.operator == "In") {
-            Some(named) => hosts.extend(named.values.iter().flatten().cloned().map(Some)),
-            None => return BTreeSet::from([None]),
-        }
-    }
-    if hosts.is_empty() { BTreeSet::from([None]) } else { hosts }
 }
 
 fn note_report(facts: &mut Facts, key: &Key, report: &CSIStorageCapacity) {
