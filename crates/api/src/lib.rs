@@ -13,6 +13,7 @@ pub mod names;
 pub mod pod;
 pub mod quantity;
 pub mod selector;
+pub mod toleration;
 
 pub use k8s_openapi;
 pub use key::Key;

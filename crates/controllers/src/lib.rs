@@ -8,6 +8,7 @@ pub mod attach;
 pub mod bind;
 pub mod collect;
 pub mod ephemeral;
+pub mod lifecycle;
 pub mod protect;
 pub mod schedule;
 

@@ -6,6 +6,7 @@
 use std::fmt::Debug;
 use std::sync::{Arc, OnceLock};
 
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{
     CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment, VolumeAttributesClass,
@@ -32,6 +33,7 @@ struct Shared {
     csi_nodes: OnceLock<Cache<CSINode>>,
     capacities: OnceLock<Cache<CSIStorageCapacity>>,
     attachments: OnceLock<Cache<VolumeAttachment>>,
+    leases: OnceLock<Cache<Lease>>,
     attributes: OnceLock<Cache<VolumeAttributesClass>>,
 }
 
@@ -59,6 +61,7 @@ kinds! {
     csi_nodes: CSINode, "csinodes";
     capacities: CSIStorageCapacity, "csistoragecapacities";
     attachments: VolumeAttachment, "volumeattachments";
+    leases: Lease, "leases";
     attributes: VolumeAttributesClass, "volumeattributesclasses";
 }
 

@@ -56,6 +56,7 @@ const COMPONENTS: &[(&str, &[Rule])] = &[
                 ],
                 READ,
             ),
+            (&["coordination.k8s.io"], &["leases"], READ),
         ],
     ),
     (
@@ -93,6 +94,15 @@ const COMPONENTS: &[(&str, &[Rule])] = &[
             (CORE, &["pods/binding"], &["create"]),
             (CORE, &["pods/status"], &["patch"]),
             (CORE, &["persistentvolumeclaims", "persistentvolumes"], &["update"]),
+            EVENTS,
+        ],
+    ),
+    (
+        "system:cleat:node-lifecycle",
+        &[
+            (CORE, &["nodes"], &["get", "patch"]),
+            (CORE, &["nodes/status"], &["patch"]),
+            (CORE, &["pods"], &["delete"]),
             EVENTS,
         ],
     ),

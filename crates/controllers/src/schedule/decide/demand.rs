@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cleat_api::quantity::Quantity;
-use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements, Taint, Toleration, Volume};
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements, Volume};
 use k8s_openapi::apimachinery::pkg::api::resource;
 
 /// Amounts by resource: thousandths of a cpu, whole units of everything else.
@@ -154,20 +154,6 @@ fn disks(volume: &Volume) -> Vec<Disk> {
     found
 }
 
-pub(super) fn tolerates(tolerations: &[Toleration], taint: &Taint) -> bool {
-    tolerations.iter().any(|t| {
-        let effect = t.effect.as_deref().unwrap_or_default();
-        let key = t.key.as_deref().unwrap_or_default();
-        (effect.is_empty() || effect == taint.effect)
-            && (key.is_empty() || key == taint.key)
-            && match t.operator.as_deref().unwrap_or_default() {
-                "Exists" => true,
-                "" | "Equal" => t.value.as_deref().unwrap_or_default() == taint.value.as_deref().unwrap_or_default(),
-                _ => false,
-            }
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -254,23 +240,6 @@ mod tests {
             ("one monitor in common", rbd("m1"), rbd("m2"), true),
         ] {
             assert_eq!(a.iter().any(|a| b.iter().any(|b| a.conflicts(b))), want, "{case}");
-        }
-    }
-
-    #[test]
-    fn a_toleration_covers_what_it_names() {
-        let taint: Taint = serde_json::from_value(json!({"key": "k", "value": "v", "effect": "NoSchedule"})).unwrap();
-        for (case, toleration, want) in [
-            ("everything", json!({"operator": "Exists"}), true),
-            ("the key", json!({"key": "k", "operator": "Exists"}), true),
-            ("the value", json!({"key": "k", "value": "v"}), true),
-            ("another value", json!({"key": "k", "value": "w"}), false),
-            ("another key", json!({"key": "l", "operator": "Exists"}), false),
-            ("the effect", json!({"key": "k", "operator": "Exists", "effect": "NoSchedule"}), true),
-            ("another effect", json!({"key": "k", "operator": "Exists", "effect": "NoExecute"}), false),
-        ] {
-            let toleration: Toleration = serde_json::from_value(toleration).unwrap();
-            assert_eq!(tolerates(&[toleration], &taint), want, "{case}");
         }
     }
 }

@@ -7,10 +7,10 @@ use cleat_api::key::Key;
 use cleat_api::keys::{label, taint};
 use cleat_api::matching::{is_suitable, is_usable, reaches};
 use cleat_api::selector::{self, topology_matches};
+use cleat_api::toleration::tolerates;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Taint, Toleration};
 
 use super::World;
-use super::demand::tolerates;
 use super::host::{Facts, Handle, Host};
 use super::needs::{Delayed, Needs};
 use super::why::Reason;
