@@ -198,7 +198,7 @@ fn a_deleted_node_object_does_not_detach_what_is_mounted() {
 fn a_stop_while_the_stack_starts_is_a_clean_stop() {
     for reached in ["store.redb", "kubeconfig", "pool"] {
         let machine = Machine::new();
-        let stack = Stack::begin(&machine, 2, None);
+        let stack = Stack::begin(&machine, 2, None, &[]);
         // Whichever moment of the start this is, it is before or just at its end.
         let there = machine.data().join(reached);
         while !there.exists() {

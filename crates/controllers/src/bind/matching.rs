@@ -26,10 +26,13 @@ pub(super) fn best<'a>(
     if reserved.is_some() || choice == Choice::ReservedOnly {
         return reserved;
     }
-    candidates
-        .iter()
-        .filter(|v| usable(v) && matching::is_suitable(v, claim))
-        .min_by_key(|v| (matching::modes(v).len(), claim::capacity(v), name(v)))
+    let free = candidates.iter().filter(|v| suits(v, claim));
+    free.min_by_key(|v| (matching::modes(v).len(), claim::capacity(v), name(v)))
+}
+
+/// A free volume that satisfies the claim.
+pub(super) fn suits(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
+    matching::is_usable(volume, claim) && matching::is_suitable(volume, claim)
 }
 
 /// Why a volume that a claim names cannot be bound to it; `None` if it can.

@@ -25,6 +25,7 @@ impl Lifecycle {
             self.nodes.observe_write(written);
         }
         if let Some(taints) = plan.taints {
+            let taints = Some(taints).filter(|taints| !taints.is_empty());
             let patch = json!({ "metadata": { "resourceVersion": revision }, "spec": { "taints": taints } });
             let written = write::merge::<Node>(&self.context.client, Part::Whole, &key, &patch).await?;
             debug!(node = %key, "taints brought up to date");

@@ -82,7 +82,9 @@ fn changed_taints(node: &Node, ready: Option<&str>, now: Timestamp) -> Option<Ve
     let has = spec.and_then(|s| s.taints.clone()).unwrap_or_default();
     let mut wanted = Vec::new();
     match ready {
-        Some("True") | None => {}
+        Some("True") => {}
+        // As it was created.
+        None => wanted.push((taint::NOT_READY, NO_SCHEDULE)),
         Some("Unknown") => wanted.extend([(taint::UNREACHABLE, NO_SCHEDULE), (taint::UNREACHABLE, NO_EXECUTE)]),
         Some(_) => wanted.extend([(taint::NOT_READY, NO_SCHEDULE), (taint::NOT_READY, NO_EXECUTE)]),
     }
@@ -222,7 +224,16 @@ mod tests {
             node
         };
         let gpu = "gpu:NoSchedule".to_owned();
+        let fresh = {
+            let mut node = build::node("n1");
+            node.status = None;
+            tainted(node, &json!([{"key": taint::NOT_READY, "effect": "NoSchedule"}]))
+        };
+        let created =
+            json!([{"key": taint::NOT_READY, "effect": "NoSchedule"}, {"key": "gpu", "effect": "NoSchedule"}]);
         for (case, object, now, want) in [
+            ("new", fresh, 1001, None),
+            ("ready for the first time", tainted(heard("True"), &created), 1001, Some(vec![gpu.clone()])),
             ("ready", heard("True"), 1001, None),
             ("ready, somebody's taint", tainted(heard("True"), &other), 1001, None),
             ("not ready", heard("False"), 1001, Some(both(taint::NOT_READY))),
