@@ -46,11 +46,17 @@ pub mod label {
     pub const HOSTNAME: &str = "kubernetes.io/hostname";
     pub const OS: &str = "kubernetes.io/os";
     pub const ARCH: &str = "kubernetes.io/arch";
+    pub const ZONE: &str = "topology.kubernetes.io/zone";
+    pub const REGION: &str = "topology.kubernetes.io/region";
+    pub const ZONE_BETA: &str = "failure-domain.beta.kubernetes.io/zone";
+    pub const REGION_BETA: &str = "failure-domain.beta.kubernetes.io/region";
 }
 
 pub mod taint {
+    pub const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
     /// Every node is created with it.
     pub const NOT_READY: &str = "node.kubernetes.io/not-ready";
+    pub const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
     pub const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 }
 

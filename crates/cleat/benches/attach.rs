@@ -17,7 +17,7 @@ use cleat_api::{build, claim};
 use cleat_drivers::block;
 use cleat_runtime::{Cache, Caches, Change, write};
 use futures::{StreamExt as _, stream};
-use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod, Toleration};
 use k8s_openapi::api::storage::v1::{CSINode, CSINodeDriver, CSINodeSpec, VolumeAttachment};
 use kube::api::{Api, DeleteParams};
 use parking_lot::Mutex;
@@ -169,6 +169,9 @@ impl Bench {
             let mut pod = build::pod("default", &pod_name(n), &node_name(n % nodes), &[&claim_name(n)]);
             bare(&mut pod.metadata);
             pod.status = None;
+            // Nobody sends heartbeats for these nodes, and silent nodes lose their pods.
+            let any = Toleration { operator: Some("Exists".to_owned()), ..Toleration::default() };
+            pod.spec.get_or_insert_default().tolerations = Some(vec![any]);
             write::create(&self.client, &pod).await.expect("pod");
         });
         let attached = self.until_then(begun, "all are attached", |c| c.attached.sum == volumes);

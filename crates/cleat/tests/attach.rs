@@ -101,7 +101,7 @@ fn orphan(stack: &Stack, ghost: &Ghost) -> String {
     let unique = format!("kubernetes.io/csi/block.cleat.dev^{handle}");
     until("the ghost is told of its volume", || ghost.is_told() == unique);
     ghost.says_in_use(&unique);
-    stack.kubectl(&["delete", "pod/p", "--force", "--grace-period=0"]);
+    stack.kubectl(&["delete", "pod/p", "--force", "--grace-period=0", "--ignore-not-found"]);
     stack.apply(&pod("heir", "node-1", "c"));
     wait_event(stack, "heir", "Volume is already exclusively attached to one node");
     assert_eq!(attachments(stack), ["ghost"], "the heir has to wait");

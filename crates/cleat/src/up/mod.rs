@@ -197,7 +197,7 @@ impl Stack {
     }
 
     fn start_controllers(&mut self, config: &Config) {
-        use cleat_controllers::{Context, bind, collect, ephemeral, protect, ready, schedule};
+        use cleat_controllers::{Context, bind, collect, ephemeral, lifecycle, protect, schedule};
         let context = |user: &str| Context {
             client: self.server.component(user),
             caches: self.caches.clone(),
@@ -210,8 +210,8 @@ impl Stack {
         self.acting.spawn(bind::run(context("system:cleat:binder"), binder, stop()));
         self.acting.spawn(collect::run(context("system:cleat:collector"), stop()));
         self.acting.spawn(ephemeral::run(context("system:cleat:ephemeral"), stop()));
+        self.acting.spawn(lifecycle::run(context("system:cleat:node-lifecycle"), stop()));
         self.acting.spawn(protect::run(context("system:cleat:protector"), stop()));
-        self.acting.spawn(ready::run(context("system:cleat:readiness"), stop()));
         self.acting.spawn(schedule::run(context("system:cleat:scheduler"), stop()));
         self.acting.spawn(attach::run(context("system:cleat:attach-detach"), config.attach, stop()));
     }
