@@ -1,3 +1,5 @@
+//! Each old source beside what it becomes.
+
 use super::*;
 use k8s_openapi::api::core::v1::*;
 

@@ -1,3 +1,5 @@
+//! Before and after: what is decided in each case.
+
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;

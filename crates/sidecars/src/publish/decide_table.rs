@@ -1,3 +1,5 @@
+//! Before and after: what is decided in each case.
+
 use std::sync::Arc;
 
 use super::Abilities;
