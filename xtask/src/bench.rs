@@ -14,6 +14,8 @@ pub(crate) enum Name {
     Api,
     /// One claim's way, stage by stage, one claim at a time
     Spine,
+    /// Claims one at a time and in storms, there and back, and static pairs
+    Claims,
     /// The block driver's calls beside the same work without it
     Driver,
 }
@@ -22,6 +24,7 @@ pub(crate) fn run(root: &Path, name: Name) -> Result<ExitCode> {
     let (package, bench) = match name {
         Name::Api => ("cleat-apiserver", "api"),
         Name::Spine => ("cleat", "spine"),
+        Name::Claims => ("cleat", "claims"),
         Name::Driver => ("cleat-drivers", "driver"),
     };
     println!("{}\n", machine());

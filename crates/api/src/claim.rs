@@ -63,6 +63,11 @@ pub fn volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
     claim.spec.as_ref()?.volume_name.as_deref().filter(|n| !n.is_empty())
 }
 
+/// The claim's volume is to be filled from something.
+pub fn has_source(claim: &PersistentVolumeClaim) -> bool {
+    claim.spec.as_ref().is_some_and(|s| s.data_source.is_some() || s.data_source_ref.is_some())
+}
+
 pub fn claim_ref(volume: &PersistentVolume) -> Option<&ObjectReference> {
     volume.spec.as_ref()?.claim_ref.as_ref()
 }

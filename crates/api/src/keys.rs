@@ -3,16 +3,22 @@
 pub mod annotation {
     pub const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
     pub const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
+    pub const PRE_RESIZE_CAPACITY: &str = "volume.alpha.kubernetes.io/pre-resize-capacity";
     pub const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
     pub const MIGRATED_TO: &str = "pv.kubernetes.io/migrated-to";
     pub const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
     pub const STORAGE_PROVISIONER_BETA: &str = "volume.beta.kubernetes.io/storage-provisioner";
     pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+    pub const SELECTED_NODE_ALPHA: &str = "volume.alpha.kubernetes.io/selected-node";
     pub const STORAGE_CLASS_BETA: &str = "volume.beta.kubernetes.io/storage-class";
     pub const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
     pub const DEFAULT_CLASS_BETA: &str = "storageclass.beta.kubernetes.io/is-default-class";
     pub const DELETION_SECRET_NAME: &str = "volume.kubernetes.io/provisioner-deletion-secret-name";
     pub const DELETION_SECRET_NAMESPACE: &str = "volume.kubernetes.io/provisioner-deletion-secret-namespace";
+    pub const MODIFY_SECRET_NAME: &str = "volume.kubernetes.io/controller-modify-secret-name";
+    pub const MODIFY_SECRET_NAMESPACE: &str = "volume.kubernetes.io/controller-modify-secret-namespace";
+    /// On a VolumeSnapshotContent: a volume of another mode may be made of it.
+    pub const ALLOW_MODE_CHANGE: &str = "snapshot.storage.kubernetes.io/allow-volume-mode-change";
     /// On a VolumeAttachment: the CSI node id that ControllerPublishVolume was called with.
     pub const CSI_NODE_ID: &str = "csi.alpha.kubernetes.io/node-id";
     /// On a Node: a JSON map from driver name to CSI node id.
@@ -29,7 +35,11 @@ pub mod finalizer {
     pub const VAC_PROTECTION: &str = "kubernetes.io/vac-protection";
     /// On a claim that others are cloned from.
     pub const CLONING: &str = "provisioner.storage.kubernetes.io/cloning-protection";
+    /// On a snapshot that claims are restored from.
+    pub const RESTORING: &str = "provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection";
     pub const PROVISIONER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
+    /// On a claim: a volume may be in the making for it that no PersistentVolume records yet.
+    pub const PROVISIONING: &str = "cleat.dev/provisioning";
 }
 
 pub mod label {

@@ -29,6 +29,10 @@ enum Command {
         #[command(subcommand)]
         driver: crate::driver::DriverCommand,
     },
+    /// Makes and deletes the volumes of one CSI driver, in place of external-provisioner.
+    CsiProvisioner(Box<crate::sidecars::ProvisionerCommand>),
+    /// Does the work of several sidecars of one CSI driver in one process.
+    Sidecars(Box<crate::sidecars::SidecarsCommand>),
 }
 
 #[derive(Args, Debug)]
@@ -49,6 +53,9 @@ pub struct UpArgs {
     /// follow; a start moves everything to the first.
     #[arg(long, value_name = "FILE")]
     pub encryption_key: Option<PathBuf>,
+    /// Leaves a part of the stack to a program of its own, such as `cleat csi-provisioner`.
+    #[arg(long, value_name = "PART", value_delimiter = ',')]
+    pub without: Vec<crate::up::Part>,
 }
 
 #[derive(Args, Debug)]
@@ -60,10 +67,12 @@ pub struct DemoArgs {
 
 impl Cli {
     pub fn run(self) -> ExitCode {
-        let default = match self.command {
+        let default = match &self.command {
             // The demonstration tells its own story.
             Command::Demo(_) => "error",
             Command::Up(_) | Command::Driver { .. } => "info",
+            Command::CsiProvisioner(command) => command.log_level(),
+            Command::Sidecars(command) => command.log_level(),
         };
         log_to_stderr(default);
         let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -77,6 +86,8 @@ impl Cli {
             Command::Up(args) => runtime.block_on(crate::up::command(args)),
             Command::Demo(args) => runtime.block_on(crate::demo::command(args)),
             Command::Driver { driver } => runtime.block_on(crate::driver::command(driver)),
+            Command::CsiProvisioner(command) => runtime.block_on(command.run()),
+            Command::Sidecars(command) => runtime.block_on(command.run()),
         };
         // A blocking call that hangs must not keep the process.
         runtime.shutdown_timeout(std::time::Duration::from_secs(2));

@@ -14,6 +14,7 @@ use support::stack::{Stack, claim, pod};
 const STACK: &[&str] = &[
     "store:committed",
     "bind:provisioner-named",
+    "provision:claim-held",
     "provision:volume-created",
     "provision:volume-recorded",
     "bind:volume-bound",
@@ -112,6 +113,53 @@ fn round_trip(point: &str) {
     machine.assert_nothing_left();
 }
 
+/// The claim is deleted while nobody can finish what was begun for it; then everything runs again.
+fn deleted_after(point: &str) {
+    let machine = Machine::new();
+    let mut stack = Stack::start_with(&machine, 1, Some(point));
+    let applied = stack.try_kubectl(&["apply", "-f", "-"], Some(&claim("c"))).status.success();
+    assert!(applied || stack.is_dead(), "{point}");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !stack.is_dead() {
+        assert!(Instant::now() < deadline, "{point} was never reached");
+    }
+    let stack = Stack::start_arguments(&machine, 1, None, &["--without=provisioner"]);
+    stack.kubectl(&["delete", "pvc/c", "--wait=false"]);
+    stack.kill();
+    let stack = Stack::start(&machine, 1);
+    stack.kubectl(&["wait", "pvc/c", "--for=delete", "--timeout=60s"]);
+    stack.wait_no_volumes();
+    machine.assert_nothing_left();
+}
+
+#[test]
+fn a_claim_deleted_right_after_a_crash_leaves_no_volume() {
+    let points =
+        ["bind:provisioner-named", "provision:claim-held", "provision:volume-created", "provision:volume-recorded"];
+    points.into_iter().for_each(deleted_after);
+}
+
+#[test]
+fn a_claim_deleted_while_its_volume_is_made_leaves_none() {
+    let machine = Machine::new();
+    let stack = Stack::start(&machine, 1);
+    wait_for_drivers(&machine, 2);
+    stack.apply(&claim("first"));
+    stack.wait_bound("first");
+    let driver = controller_of(&machine);
+    signal(driver, rustix::process::Signal::STOP);
+    stack.apply(&claim("c"));
+    stack.wait_field("pvc/c", "{.metadata.finalizers[1]}", "cleat.dev/provisioning");
+    stack.kubectl(&["delete", "pvc/c", "--wait=false"]);
+    // Its protector lets it go, the provisioner does not yet: CreateVolume may be under way.
+    stack.wait_field("pvc/c", "{.metadata.finalizers}", "[\"cleat.dev/provisioning\"]");
+    signal(driver, rustix::process::Signal::CONT);
+    stack.kubectl(&["wait", "pvc/c", "--for=delete", "--timeout=60s"]);
+    stack.delete("pvc/first");
+    stack.wait_no_volumes();
+    machine.assert_nothing_left();
+}
+
 #[test]
 fn a_restart_does_not_disturb_what_is_mounted() {
     let machine = Machine::new();
@@ -178,10 +226,25 @@ fn wait_for_drivers(machine: &Machine, count: usize) {
     }
 }
 
-/// Processes that serve this machine's pool.
-fn drivers_of(machine: &Machine) -> usize {
+/// Processes that serve this machine's pool, each with its command line.
+fn drivers(machine: &Machine) -> Vec<(i32, String)> {
     let pool = machine.data().join("pool");
     let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
-    let lines = processes.filter_map(|p| fs::read_to_string(p.path().join("cmdline")).ok());
-    lines.filter(|line| line.contains("\0driver\0") && line.contains(&*pool.to_string_lossy())).count()
+    let numbered = processes.filter_map(|p| Some((p.file_name().to_str()?.parse().ok()?, p.path().join("cmdline"))));
+    let lines = numbered.filter_map(|(pid, file)| Some((pid, fs::read_to_string(file).ok()?)));
+    lines.filter(|(_, line)| line.contains("\0driver\0") && line.contains(&*pool.to_string_lossy())).collect()
+}
+
+fn drivers_of(machine: &Machine) -> usize {
+    drivers(machine).len()
+}
+
+/// The process that makes volumes.
+fn controller_of(machine: &Machine) -> i32 {
+    let found = drivers(machine).into_iter().find(|(_, line)| line.contains("\0--mode\0controller\0"));
+    found.expect("the controller's driver runs").0
+}
+
+fn signal(process: i32, signal: rustix::process::Signal) {
+    rustix::process::kill_process(rustix::process::Pid::from_raw(process).unwrap(), signal).unwrap();
 }

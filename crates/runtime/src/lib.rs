@@ -7,6 +7,8 @@ pub mod cache;
 pub mod caches;
 pub mod clock;
 pub mod events;
+pub mod lease;
+pub mod metrics;
 pub mod queue;
 mod reflect;
 pub mod work;

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 pub trait QueueKey: Clone + Eq + Hash + Debug + Send + Sync + 'static {}
 impl<T: Clone + Eq + Hash + Debug + Send + Sync + 'static> QueueKey for T {}
@@ -41,6 +42,9 @@ impl Default for Backoff {
     }
 }
 
+/// The watch brings what somebody else wrote within about this time.
+const AFTER_CONFLICT: Duration = Duration::from_millis(10);
+
 pub struct Queue<K>(Arc<Shared<K>>);
 
 impl<K> Clone for Queue<K> {
@@ -56,7 +60,7 @@ struct Shared<K> {
 }
 
 struct State<K> {
-    order: VecDeque<K>,
+    order: VecDeque<(K, Instant)>,
     waiting: HashSet<K>,
     running: HashSet<K>,
     /// Added while running: due again when done.
@@ -89,7 +93,7 @@ impl<K: QueueKey> Queue<K> {
         if state.running.contains(&key) {
             state.dirty.insert(key);
         } else if state.waiting.insert(key.clone()) {
-            state.order.push_back(key);
+            state.order.push_back((key, Instant::now()));
             drop(state);
             self.0.ready.notify_one();
         }
@@ -105,23 +109,28 @@ impl<K: QueueKey> Queue<K> {
 
     /// The next key, marked as running until [`Queue::done`] or [`Queue::failed`] is called for it.
     pub async fn next(&self) -> K {
+        self.next_with_age().await.0
+    }
+
+    /// The next key, and how long it has waited.
+    pub async fn next_with_age(&self) -> (K, Duration) {
         loop {
-            if let Some(key) = self.take() {
-                return key;
+            if let Some(next) = self.take() {
+                return next;
             }
             self.0.ready.notified().await;
         }
     }
 
-    fn take(&self) -> Option<K> {
+    fn take(&self) -> Option<(K, Duration)> {
         let mut state = self.0.state.lock();
-        let key = state.order.pop_front()?;
+        let (key, since) = state.order.pop_front()?;
         state.waiting.remove(&key);
         state.running.insert(key.clone());
         if !state.order.is_empty() {
             self.0.ready.notify_one();
         }
-        Some(key)
+        Some((key, since.elapsed()))
     }
 
     /// The key's work succeeded: its failures are forgotten.
@@ -153,6 +162,14 @@ impl<K: QueueKey> Queue<K> {
             }
         });
         delay
+    }
+
+    /// Somebody else wrote the object first: it comes again as soon as the newer state can be here, however long the
+    /// backoff of failures is.
+    pub fn conflicted(&self, key: &K) -> Duration {
+        self.release(key);
+        self.add_after(key.clone(), AFTER_CONFLICT);
+        AFTER_CONFLICT
     }
 
     fn release(&self, key: &K) {

@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, debug, info_span, warn};
 
+use crate::metrics::{self, Meter};
 use crate::queue::{Queue, QueueKey};
 use crate::write::WriteError;
 
@@ -39,14 +41,16 @@ pub async fn work<K, E, F, Fut>(
     Fut: Future<Output = Result<Outcome, E>> + Send + 'static,
     for<'a> &'a E: Into<Severity>,
 {
+    let meter = Meter::of(name);
     let places = Arc::new(Semaphore::new(at_once));
     let mut running = JoinSet::new();
     loop {
         while running.try_join_next().is_some() {}
-        let key = tokio::select! {
+        let (key, waited) = tokio::select! {
             () = stop.cancelled() => break,
-            key = queue.next() => key,
+            next = queue.next_with_age() => next,
         };
+        meter.taken(waited, queue.len());
         let place = tokio::select! {
             () = stop.cancelled() => break,
             place = places.clone().acquire_owned() => place,
@@ -54,9 +58,12 @@ pub async fn work<K, E, F, Fut>(
         let span = info_span!("reconcile", controller = name, key = ?key);
         let task = reconcile(key.clone());
         let turn = Turn { queue: queue.clone(), key, finished: false };
+        let meter = meter.clone();
         running.spawn(
             async move {
-                settle(turn, task.await);
+                let begun = Instant::now();
+                let result = settle(turn, task.await);
+                meter.ended(result, begun.elapsed());
                 drop(place);
             }
             .instrument(span),
@@ -78,24 +85,32 @@ impl From<&WriteError> for Severity {
     }
 }
 
-fn settle<K: QueueKey, E: Display>(turn: Turn<K>, result: Result<Outcome, E>)
+fn settle<K: QueueKey, E: Display>(turn: Turn<K>, result: Result<Outcome, E>) -> metrics::Result
 where
     for<'a> &'a E: Into<Severity>,
 {
     match result {
-        Ok(Outcome::Done) => turn.done(),
+        Ok(Outcome::Done) => {
+            turn.done();
+            metrics::Result::Done
+        }
         Ok(Outcome::Again(delay)) => {
             turn.queue.add_after(turn.key.clone(), delay);
             turn.done();
+            metrics::Result::Done
         }
-        Err(error) => {
-            let severity: Severity = (&error).into();
-            let retry_in = turn.failed();
-            match severity {
-                Severity::Expected => debug!(%error, ?retry_in, "someone else wrote first"),
-                Severity::Warning => warn!(%error, ?retry_in, "reconcile failed"),
+        Err(error) => match (&error).into() {
+            Severity::Expected => {
+                let retry_in = turn.conflicted();
+                debug!(%error, ?retry_in, "someone else wrote first");
+                metrics::Result::Conflicted
             }
-        }
+            Severity::Warning => {
+                let retry_in = turn.failed();
+                warn!(%error, ?retry_in, "reconcile failed");
+                metrics::Result::Failed
+            }
+        },
     }
 }
 
@@ -110,6 +125,11 @@ impl<K: QueueKey> Turn<K> {
     fn done(mut self) {
         self.finished = true;
         self.queue.done(&self.key);
+    }
+
+    fn conflicted(mut self) -> Duration {
+        self.finished = true;
+        self.queue.conflicted(&self.key)
     }
 
     fn failed(mut self) -> Duration {

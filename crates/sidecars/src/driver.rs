@@ -8,12 +8,14 @@ use cleat_csi::{CallError, Client, Code};
 use tokio_util::sync::CancellationToken;
 
 pub use cleat_csi::v1::controller_service_capability::rpc::Type as Capability;
+pub use cleat_csi::v1::plugin_capability::service::Type as PluginCapability;
 
 #[derive(Clone, Debug)]
 pub struct Driver {
     pub client: Client,
     pub name: String,
     pub capabilities: HashSet<Capability>,
+    pub plugin: HashSet<PluginCapability>,
 }
 
 impl Driver {
@@ -39,17 +41,29 @@ impl Driver {
     async fn ask(client: &Client) -> Result<Self, CallError> {
         client.wait_ready(Duration::from_secs(30)).await?;
         let name = client.get_plugin_info().await?.name;
+        let plugin = client.get_plugin_capabilities().await?.capabilities.into_iter().filter_map(service).collect();
         let capabilities = match client.controller_get_capabilities().await {
             Ok(reply) => reply.capabilities.into_iter().filter_map(kind).collect(),
             // A driver without a controller part.
             Err(error) if error.code() == Code::Unimplemented => HashSet::new(),
             Err(error) => return Err(error),
         };
-        Ok(Self { client: client.clone(), name, capabilities })
+        Ok(Self { client: client.clone(), name, capabilities, plugin })
     }
 
     pub fn can(&self, capability: Capability) -> bool {
         self.capabilities.contains(&capability)
+    }
+
+    pub fn offers(&self, capability: PluginCapability) -> bool {
+        self.plugin.contains(&capability)
+    }
+}
+
+fn service(capability: cleat_csi::v1::PluginCapability) -> Option<PluginCapability> {
+    match capability.r#type? {
+        cleat_csi::v1::plugin_capability::Type::Service(service) => PluginCapability::try_from(service.r#type).ok(),
+        cleat_csi::v1::plugin_capability::Type::VolumeExpansion(_) => None,
     }
 }
 

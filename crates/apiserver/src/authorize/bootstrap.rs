@@ -96,8 +96,12 @@ const COMPONENTS: &[(&str, &[Rule])] = &[
         "system:cleat:provisioner",
         &[
             (CORE, &["persistentvolumes"], &["create", "delete", "get", "patch"]),
-            // A claim that is being cloned is held until it is copied.
+            // A claim is held while a volume is made for it, and while it is copied.
             (CORE, &["persistentvolumeclaims"], &["patch"]),
+            (CORE, &["secrets"], &["get"]),
+            (STORAGE, &["volumeattributesclasses"], &["get"]),
+            (&["snapshot.storage.k8s.io"], &["volumesnapshots"], &["get", "patch"]),
+            (&["snapshot.storage.k8s.io"], &["volumesnapshotcontents"], &["get"]),
             EVENTS,
         ],
     ),

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum;
 use cleat_apiserver::ApiServer;
 use cleat_csi::Endpoint;
 use cleat_drivers::block;
@@ -39,6 +40,17 @@ pub struct Config {
     pub program: PathBuf,
     /// How much the drivers log, where that differs from what the environment says.
     pub driver_log: Option<&'static str>,
+    /// What is left to programs beside this one.
+    pub without: Vec<Part>,
+}
+
+/// A part of the stack that can run elsewhere, as a client of its API server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// csi-provisioner's work for the block driver.
+    Provisioner,
+    /// csi-attacher's work for the block driver.
+    Attacher,
 }
 
 impl Config {
@@ -52,6 +64,7 @@ impl Config {
             encryption_key: None,
             program: program.into(),
             driver_log: Some("error"),
+            without: Vec::new(),
         }
     }
 }
@@ -73,8 +86,8 @@ pub async fn command(args: UpArgs) -> Result<()> {
     let program = std::env::current_exe().context("finding the cleat binary")?;
     let stop = CancellationToken::new();
     signals::cancel_on_end(stop.clone())?;
-    let UpArgs { data_dir, nodes, listen, audit_log, encryption_key } = args;
-    let config = Config { data_dir, nodes, listen, audit_log, encryption_key, program, driver_log: None };
+    let UpArgs { data_dir, nodes, listen, audit_log, encryption_key, without } = args;
+    let config = Config { data_dir, nodes, listen, audit_log, encryption_key, program, driver_log: None, without };
     let stack = Stack::start(config).await?;
     let (address, kubeconfig) = (stack.server.address(), stack.kubeconfig().display());
     say(&format!("cleat is up at https://{address}\n  export KUBECONFIG={kubeconfig}\n"));
@@ -118,8 +131,8 @@ impl Stack {
         stack.serving.spawn(async move { server.serve(stop).await });
         objects::ensure(&stack.client()).await?;
         stack.start_drivers(&config, &names)?;
-        stack.start_controllers();
-        stack.start_sidecars(&names);
+        stack.start_controllers(&config);
+        stack.start_sidecars(&config, &names);
         stack.start_nodes(&names);
         info!(data = %stack.layout.root().display(), nodes = names.len(), "up");
         Ok(stack)
@@ -174,7 +187,7 @@ impl Stack {
         Ok(())
     }
 
-    fn start_controllers(&mut self) {
+    fn start_controllers(&mut self, config: &Config) {
         use cleat_controllers::{Context, attach, bind, collect, ephemeral, protect, ready, schedule};
         let context = |user: &str| Context {
             client: self.server.component(user),
@@ -182,7 +195,10 @@ impl Stack {
             clock: Arc::new(SystemClock),
         };
         let stop = || self.stop_acting.clone();
-        self.acting.spawn(bind::run(context("system:cleat:binder"), stop()));
+        let provisioned = !config.without.contains(&Part::Provisioner);
+        let holding_provisioners = provisioned.then(|| block::NAME.to_owned()).into_iter().collect();
+        let binder = bind::Options { holding_provisioners };
+        self.acting.spawn(bind::run(context("system:cleat:binder"), binder, stop()));
         self.acting.spawn(collect::run(context("system:cleat:collector"), stop()));
         self.acting.spawn(ephemeral::run(context("system:cleat:ephemeral"), stop()));
         self.acting.spawn(protect::run(context("system:cleat:protector"), stop()));
@@ -191,7 +207,7 @@ impl Stack {
         self.acting.spawn(attach::run(context("system:cleat:attach-detach"), stop()));
     }
 
-    fn start_sidecars(&mut self, nodes: &[String]) {
+    fn start_sidecars(&mut self, config: &Config, nodes: &[String]) {
         use cleat_sidecars::{Context, Driver, provision, publish, register};
         let context = |user: &str| Context {
             client: self.server.component(user),
@@ -200,13 +216,17 @@ impl Stack {
         };
         let client = cleat_csi::Client::new(Endpoint::unix(self.layout.controller_socket()));
         let (provisioner, attacher) = (context("system:cleat:provisioner"), context("system:cleat:attacher"));
-        let stop = self.stop_acting.clone();
+        let (stop, without) = (self.stop_acting.clone(), config.without.clone());
         self.acting.spawn(async move {
             let Some(driver) = Driver::connect(client, &stop).await else { return };
-            tokio::join!(
-                provision::run(provisioner, driver.clone(), stop.clone()),
-                publish::run(attacher, driver, stop.clone())
-            );
+            let mut running = JoinSet::new();
+            if !without.contains(&Part::Provisioner) {
+                running.spawn(provision::run(provisioner, driver.clone(), provision::Options::default(), stop.clone()));
+            }
+            if !without.contains(&Part::Attacher) {
+                running.spawn(publish::run(attacher, driver, stop));
+            }
+            running.join_all().await;
         });
         for node in nodes {
             let announcement = Announcement {

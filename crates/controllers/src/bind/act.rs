@@ -3,14 +3,13 @@
 
 use std::sync::Arc;
 
-use cleat_api::keys::annotation;
 use cleat_runtime::write::{self, Part, WriteError};
-use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
-use kube::{Resource as _, ResourceExt as _};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::ResourceExt as _;
 use tracing::{debug, info};
 
-use super::Binder;
-use super::decide::{Binding, ClaimDecision, Failure, Loss, Point, Reserve, Unbind, VolumeDecision, Wait};
+use super::decide::{Binding, ClaimDecision, Failure, Loss, Unbind, VolumeDecision, Wait};
+use super::{Binder, edit};
 
 impl Binder {
     pub(super) async fn settle_claim(
@@ -22,8 +21,8 @@ impl Binder {
             ClaimDecision::Settled => Ok(()),
             ClaimDecision::Wait(wait) => self.wait(claim, wait).await,
             ClaimDecision::AssignClass(class) => self.assign_class(claim, class).await,
-            ClaimDecision::RequestProvisioning { provisioner, annotate } => {
-                self.request_provisioning(claim, &provisioner, annotate).await
+            ClaimDecision::RequestProvisioning { provisioner, annotate, hold } => {
+                self.request_provisioning(claim, &provisioner, annotate, hold).await
             }
             ClaimDecision::Bind(binding) => self.bind(claim, *binding).await,
             ClaimDecision::Lose(loss) => self.lose(claim, loss).await,
@@ -40,6 +39,10 @@ impl Binder {
             VolumeDecision::SetPhase(phase) => self.mark_volume(volume.clone(), phase).await.map(drop),
             VolumeDecision::Unbind(unbind) => self.unbind(volume, unbind).await,
             VolumeDecision::Fail(failure) => self.fail(volume, failure).await,
+            VolumeDecision::WrongMode(claim) => {
+                self.wrong_mode(volume, &claim);
+                Ok(())
+            }
         }
     }
 
@@ -82,16 +85,12 @@ impl Binder {
         if cleat_api::claim::claim_phase(claim) == "Pending" {
             return Ok(());
         }
-        let mut pending = claim.clone();
-        pending.status.get_or_insert_default().phase = Some("Pending".to_owned());
-        self.write_claim(Part::Status, &pending).await.map(drop)
+        self.write_claim(Part::Status, &edit::pending(claim.clone())).await.map(drop)
     }
 
     async fn assign_class(&self, claim: &PersistentVolumeClaim, class: String) -> Result<(), WriteError> {
-        let mut classed = claim.clone();
         info!(claim = %claim.name_any(), class, "default class assigned");
-        classed.spec.get_or_insert_default().storage_class_name = Some(class);
-        self.write_claim(Part::Whole, &classed).await.map(drop)
+        self.write_claim(Part::Whole, &edit::classed(claim.clone(), class)).await.map(drop)
     }
 
     async fn request_provisioning(
@@ -99,13 +98,10 @@ impl Binder {
         claim: &PersistentVolumeClaim,
         provisioner: &str,
         annotate: bool,
+        hold: bool,
     ) -> Result<(), WriteError> {
         if annotate {
-            let mut named = claim.clone();
-            for key in [annotation::STORAGE_PROVISIONER, annotation::STORAGE_PROVISIONER_BETA] {
-                named.annotations_mut().insert(key.to_owned(), provisioner.to_owned());
-            }
-            self.write_claim(Part::Whole, &named).await?;
+            self.write_claim(Part::Whole, &edit::asked(claim.clone(), provisioner, hold)).await?;
             cleat_crash::point("bind:provisioner-named");
         }
         self.recorder.normal(
@@ -123,68 +119,36 @@ impl Binder {
     async fn bind(&self, claim: &Arc<PersistentVolumeClaim>, binding: Binding) -> Result<(), WriteError> {
         let mut volume = binding.volume.as_ref().clone();
         if let Some(reserve) = binding.reserve {
-            volume = self.reserve(volume, claim, reserve).await?;
+            volume = self.write_volume(Part::Whole, &edit::reserved(volume, claim, reserve)).await?;
             cleat_crash::point("bind:volume-reserved");
         }
-        if binding.mark_volume {
-            volume = self.mark_volume(volume, "Bound").await?;
+        // Two objects, and neither needs the other's new state: together they cost one write to disk.
+        let mark = async {
+            if !binding.mark_volume {
+                return Ok(volume.clone());
+            }
+            let marked = self.mark_volume(volume.clone(), "Bound").await;
             cleat_crash::point("bind:volume-bound");
-        }
-        let mut claim = claim.as_ref().clone();
-        if let Some(point) = binding.point_claim {
-            claim = self.point(claim, &volume, point).await?;
+            marked
+        };
+        let point = async {
+            let Some(point) = binding.point_claim else { return Ok(claim.as_ref().clone()) };
+            let name = volume.name_any();
+            let pointed = self.write_claim(Part::Whole, &edit::pointed(claim.as_ref().clone(), &name, point)).await;
             cleat_crash::point("bind:claim-pointed");
-        }
+            pointed
+        };
+        let (marked, pointed) = tokio::join!(mark, point);
+        let (volume, claim) = (marked?, pointed?);
         if binding.mark_claim {
-            let status = claim.status.get_or_insert_default();
-            status.phase = Some("Bound".to_owned());
-            let spec = volume.spec.as_ref();
-            status.access_modes = spec.and_then(|s| s.access_modes.clone());
-            status.capacity = spec.and_then(|s| s.capacity.clone());
-            status.current_volume_attributes_class_name = spec.and_then(|s| s.volume_attributes_class_name.clone());
-            self.write_claim(Part::Status, &claim).await?;
+            self.write_claim(Part::Status, &edit::bound(claim.clone(), &volume)).await?;
             info!(claim = %claim.name_any(), volume = %volume.name_any(), "bound");
         }
         Ok(())
     }
 
-    async fn reserve(
-        &self,
-        mut volume: PersistentVolume,
-        claim: &PersistentVolumeClaim,
-        reserve: Reserve,
-    ) -> Result<PersistentVolume, WriteError> {
-        let reference = ObjectReference { resource_version: claim.resource_version(), ..claim.object_ref(&()) };
-        volume.spec.get_or_insert_default().claim_ref = Some(reference);
-        if reserve == Reserve::AsController {
-            let yes = annotation::YES.to_owned();
-            volume.annotations_mut().insert(annotation::BOUND_BY_CONTROLLER.to_owned(), yes);
-        }
-        self.write_volume(Part::Whole, &volume).await
-    }
-
-    async fn mark_volume(&self, mut volume: PersistentVolume, phase: &str) -> Result<PersistentVolume, WriteError> {
-        let status = volume.status.get_or_insert_default();
-        status.phase = Some(phase.to_owned());
-        status.message = None;
-        // The server stamps the moment of a phase change that carries no time of its own.
-        status.last_phase_transition_time = None;
-        self.write_volume(Part::Status, &volume).await
-    }
-
-    async fn point(
-        &self,
-        mut claim: PersistentVolumeClaim,
-        volume: &PersistentVolume,
-        point: Point,
-    ) -> Result<PersistentVolumeClaim, WriteError> {
-        claim.spec.get_or_insert_default().volume_name = volume.metadata.name.clone();
-        let yes = annotation::YES.to_owned();
-        if point == Point::AsController {
-            claim.annotations_mut().insert(annotation::BOUND_BY_CONTROLLER.to_owned(), yes.clone());
-        }
-        claim.annotations_mut().insert(annotation::BIND_COMPLETED.to_owned(), yes);
-        self.write_claim(Part::Whole, &claim).await
+    async fn mark_volume(&self, volume: PersistentVolume, phase: &str) -> Result<PersistentVolume, WriteError> {
+        self.write_volume(Part::Status, &edit::in_phase(volume, phase, None)).await
     }
 
     async fn lose(&self, claim: &PersistentVolumeClaim, loss: Loss) -> Result<(), WriteError> {
@@ -197,13 +161,7 @@ impl Binder {
                 ("ClaimMisbound", "Two claims are bound to the same volume, this one is bound incorrectly")
             }
         };
-        let mut lost = claim.clone();
-        let status = lost.status.get_or_insert_default();
-        status.phase = Some("Lost".to_owned());
-        status.access_modes = None;
-        status.capacity = None;
-        status.current_volume_attributes_class_name = None;
-        self.write_claim(Part::Status, &lost).await?;
+        self.write_claim(Part::Status, &edit::lost(claim.clone())).await?;
         self.recorder.warning(claim, reason, message);
         Ok(())
     }
@@ -216,32 +174,23 @@ impl Binder {
                 ("VolumeUnknownReclaimPolicy", "Volume has unrecognized PersistentVolumeReclaimPolicy")
             }
         };
-        let mut failed = volume.clone();
-        let status = failed.status.get_or_insert_default();
-        status.phase = Some("Failed".to_owned());
-        status.message = Some(message.to_owned());
-        status.last_phase_transition_time = None;
+        let failed = edit::in_phase(volume.clone(), "Failed", Some(message));
         self.write_volume(Part::Status, &failed).await?;
         self.recorder.warning(volume, reason, message);
         Ok(())
     }
 
+    fn wrong_mode(&self, volume: &PersistentVolume, claim: &PersistentVolumeClaim) {
+        let due = "due to incompatible volumeMode.";
+        let (v, c) = (volume.name_any(), claim.name_any());
+        let message = format!("Cannot bind PersistentVolume to requested PersistentVolumeClaim {c:?} {due}");
+        self.recorder.warning(volume, "VolumeMismatch", message);
+        let message = format!("Cannot bind PersistentVolume {v:?} to requested PersistentVolumeClaim {due}");
+        self.recorder.warning(claim, "VolumeMismatch", message);
+    }
+
     async fn unbind(&self, volume: &PersistentVolume, unbind: Unbind) -> Result<(), WriteError> {
-        let mut free = volume.clone();
-        let spec = free.spec.get_or_insert_default();
-        match unbind {
-            Unbind::Clear => {
-                spec.claim_ref = None;
-                free.annotations_mut().remove(annotation::BOUND_BY_CONTROLLER);
-            }
-            Unbind::KeepName => {
-                if let Some(reference) = &mut spec.claim_ref {
-                    reference.uid = None;
-                    reference.resource_version = None;
-                }
-            }
-        }
-        let free = self.write_volume(Part::Whole, &free).await?;
+        let free = self.write_volume(Part::Whole, &edit::freed(volume.clone(), unbind)).await?;
         self.mark_volume(free, "Available").await.map(drop)
     }
 

@@ -24,6 +24,8 @@ pub struct ClaimSeen {
     pub class: Option<Option<Arc<StorageClass>>>,
     /// The default class, looked up only for claims that say nothing about their class.
     pub default_class: Option<String>,
+    /// The class's provisioner takes a claim to be held from the moment it is asked.
+    pub provisioner_holds: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -38,6 +40,8 @@ pub enum ClaimDecision {
     RequestProvisioning {
         provisioner: String,
         annotate: bool,
+        /// The provisioner would hold the claim next: the same write can do it.
+        hold: bool,
     },
     Bind(Box<Binding>),
     Lose(Loss),
@@ -133,6 +137,8 @@ fn search(seen: &ClaimSeen) -> ClaimDecision {
             ClaimDecision::RequestProvisioning {
                 provisioner: class.provisioner.clone(),
                 annotate: named != Some(&class.provisioner),
+                // With a source there is more to wait for before a volume can be in the making.
+                hold: seen.provisioner_holds && !claim::has_source(&seen.claim) && !seen.claim.metadata.is_deleting(),
             }
         }
     }
@@ -173,12 +179,18 @@ fn bind(seen: &ClaimSeen, volume: &Arc<PersistentVolume>) -> ClaimDecision {
         reserve,
         mark_volume: volume_phase(volume) != "Bound",
         point_claim,
-        mark_claim: claim_phase(claim) != "Bound",
+        mark_claim: claim_phase(claim) != "Bound" || !modes_told(claim, volume),
     };
     if binding.reserve.is_none() && !binding.mark_volume && binding.point_claim.is_none() && !binding.mark_claim {
         return ClaimDecision::Settled;
     }
     ClaimDecision::Bind(Box::new(binding))
+}
+
+/// The claim's status has the access modes of its volume.
+fn modes_told(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> bool {
+    let told = claim.status.as_ref().and_then(|s| s.access_modes.as_deref()).unwrap_or_default();
+    told == volume.spec.as_ref().and_then(|s| s.access_modes.as_deref()).unwrap_or_default()
 }
 
 /// Who stands behind a volume's reservation.
@@ -191,7 +203,7 @@ pub enum Owner {
     Gone,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum VolumeDecision {
     Settled,
     /// The claim's own reconcile writes both sides.
@@ -201,6 +213,8 @@ pub enum VolumeDecision {
     Unbind(Unbind),
     /// Nobody can reclaim the volume the way its policy says.
     Fail(Failure),
+    /// Block for a claim that wants a file system, or the other way round: they never come together.
+    WrongMode(Arc<PersistentVolumeClaim>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -226,6 +240,7 @@ pub fn volume(volume: &PersistentVolume, owner: &Owner) -> VolumeDecision {
             decision => decision,
         },
         Owner::Claim(claim) => match volume_name(claim) {
+            None if claim::volume_mode(volume) != claim::claim_mode(claim) => VolumeDecision::WrongMode(claim.clone()),
             None => VolumeDecision::LeaveToClaim,
             Some(name) if Some(name) == volume.metadata.name.as_deref() => phase(volume, "Bound"),
             Some(_) => lost_race(volume),
@@ -277,7 +292,14 @@ mod tests {
     use cleat_api::build;
 
     fn seen(claim: PersistentVolumeClaim) -> ClaimSeen {
-        ClaimSeen { claim: Arc::new(claim), named: None, candidates: Vec::new(), class: None, default_class: None }
+        ClaimSeen {
+            claim: Arc::new(claim),
+            named: None,
+            candidates: Vec::new(),
+            class: None,
+            default_class: None,
+            provisioner_holds: false,
+        }
     }
 
     fn naming(mut claim: PersistentVolumeClaim, volume: &str) -> PersistentVolumeClaim {
@@ -316,7 +338,20 @@ mod tests {
             build::annotate(&mut c.metadata, key, value);
             c
         };
-        let ask = |annotate| RequestProvisioning { provisioner: build::DRIVER.to_owned(), annotate };
+        let ask = |annotate| RequestProvisioning { provisioner: build::DRIVER.to_owned(), annotate, hold: false };
+        let ask_and_hold = RequestProvisioning { provisioner: build::DRIVER.to_owned(), annotate: true, hold: true };
+        let holding = |seen: ClaimSeen| ClaimSeen { provisioner_holds: true, ..seen };
+        let copying = {
+            let mut c = classed("fast");
+            let source = serde_json::json!({"kind": "PersistentVolumeClaim", "name": "src"});
+            c.spec.as_mut().unwrap().data_source = Some(serde_json::from_value(source).unwrap());
+            c
+        };
+        let going = {
+            let mut c = classed("fast");
+            c.metadata.deletion_timestamp = Some(build::time(9));
+            c
+        };
         let fast = || Some(build::class("fast", build::DRIVER));
         let chosen = annotated(classed("wait"), annotation::SELECTED_NODE, "n1");
         let asked = annotated(classed("fast"), annotation::STORAGE_PROVISIONER, build::DRIVER);
@@ -340,6 +375,9 @@ mod tests {
             ),
             ("not asked yet", with_class(seen(classed("fast")), fast()), ask(true)),
             ("asked already", with_class(seen(asked), fast()), ask(false)),
+            ("the provisioner holds claims", holding(with_class(seen(classed("fast")), fast())), ask_and_hold),
+            ("it looks at the source first", holding(with_class(seen(copying), fast())), ask(true)),
+            ("a claim that goes cannot be held", holding(with_class(seen(going), fast())), ask(true)),
             (
                 "no consumer yet",
                 with_class(seen(classed("wait")), Some(waiting_class())),
@@ -422,7 +460,10 @@ mod tests {
                 other => panic!("{case}: {other:?}"),
             }
         }
-        assert_eq!(claim(&named(done, marked)), ClaimDecision::Settled);
+        assert_eq!(claim(&named(done.clone(), marked.clone())), ClaimDecision::Settled);
+        marked.spec.as_mut().unwrap().access_modes = Some(vec!["ReadWriteMany".to_owned()]);
+        let ClaimDecision::Bind(told) = claim(&named(done, marked)) else { panic!("settled") };
+        assert!(told.mark_claim, "the volume's modes changed");
     }
 
     #[test]
@@ -464,11 +505,19 @@ mod tests {
             spec.csi = spec.csi.take().filter(|_| csi);
             v
         };
-        use VolumeDecision::{Fail, LeaveToClaim, SetPhase, Settled, Unbind as Give};
+        let mut block = c.clone();
+        block.spec.as_mut().unwrap().volume_mode = Some(claim::BLOCK.to_owned());
+        use VolumeDecision::{Fail, LeaveToClaim, SetPhase, Settled, Unbind as Give, WrongMode};
         for (case, v, owner, want) in [
             ("new and free", with("Pending", &[]), Owner::Nobody, SetPhase("Available")),
             ("free", with("Available", &[]), Owner::Nobody, Settled),
             ("made for a claim that does not point here yet", with("Pending", &made), owner(&c), LeaveToClaim),
+            (
+                "made for a claim of another mode",
+                with("Pending", &made),
+                owner(&block),
+                WrongMode(Arc::new(block.clone())),
+            ),
             ("its claim points here", with("Available", &[]), owner(&here), SetPhase("Bound")),
             ("bound", with("Bound", &[]), owner(&here), Settled),
             ("its claim is gone", with("Bound", &[]), Owner::Gone, SetPhase("Released")),

@@ -23,23 +23,30 @@ pub(super) fn best<'a>(
     candidates: &'a [Arc<PersistentVolume>],
     choice: Choice,
 ) -> Option<&'a Arc<PersistentVolume>> {
-    let usable = |v: &&Arc<PersistentVolume>| {
-        !v.metadata.is_deleting()
-            && holds_enough(v, claim)
-            && claim::volume_mode(v) == claim::claim_mode(claim)
-            && attributes_class(v) == wanted_attributes_class(claim)
-    };
-    let reserved = candidates.iter().filter(|v| is_reserved_for(v, claim)).filter(usable).min_by_key(|v| name(v));
+    let reserved =
+        candidates.iter().filter(|v| is_reserved_for(v, claim) && is_usable(v, claim)).min_by_key(|v| name(v));
     if reserved.is_some() || choice == Choice::ReservedOnly {
         return reserved;
     }
-    candidates
-        .iter()
-        .filter(|v| claim::claim_ref(v).is_none() && claim::volume_phase(v) == "Available")
-        .filter(usable)
-        .filter(|v| claim::volume_class(v) == claim::claim_class(claim).unwrap_or_default())
-        .filter(|v| offers_modes(v, claim) && selected(v, claim))
-        .min_by_key(|v| (modes(v).len(), claim::capacity(v), name(v)))
+    let free = candidates.iter().filter(|v| suits(v, claim));
+    free.min_by_key(|v| (modes(v).len(), claim::capacity(v), name(v)))
+}
+
+/// A free volume that satisfies the claim.
+pub(super) fn suits(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
+    claim::claim_ref(volume).is_none()
+        && claim::volume_phase(volume) == "Available"
+        && claim::volume_class(volume) == claim::claim_class(claim).unwrap_or_default()
+        && is_usable(volume, claim)
+        && offers_modes(volume, claim)
+        && selected(volume, claim)
+}
+
+fn is_usable(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
+    !volume.metadata.is_deleting()
+        && holds_enough(volume, claim)
+        && claim::volume_mode(volume) == claim::claim_mode(claim)
+        && attributes_class(volume) == wanted_attributes_class(claim)
 }
 
 /// Why a volume that a claim names cannot be bound to it; `None` if it can.
@@ -83,7 +90,7 @@ fn wanted_attributes_class(claim: &PersistentVolumeClaim) -> &str {
     claim.spec.as_ref().and_then(|s| s.volume_attributes_class_name.as_deref()).unwrap_or_default()
 }
 
-fn modes(volume: &PersistentVolume) -> BTreeSet<&str> {
+pub(super) fn modes(volume: &PersistentVolume) -> BTreeSet<&str> {
     let all = volume.spec.iter().flat_map(|s| s.access_modes.iter().flatten());
     all.map(String::as_str).filter(|m| access::ORDER.contains(m)).collect()
 }

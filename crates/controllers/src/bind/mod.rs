@@ -6,15 +6,19 @@
 //!
 //! Assumes: the provisioner creates volumes already reserved for their claim, and deletes released ones.
 //!
-//! Crash points: a bind is up to four writes (volume, its status, claim, its status), in that order. Wherever it
-//! stops, the next look at the claim finds the volume reserved for it and goes on. `bind:volume-reserved`,
+//! Crash points: a bind is up to four writes: the volume, then its status and the claim together, then the claim's
+//! status. Wherever it stops, the next look at the claim finds the volume reserved for it and goes on. `bind:volume-reserved`,
 //! `bind:volume-bound` and `bind:claim-pointed` stand between the writes, `bind:provisioner-named` after the request
 //! for provisioning.
 
 mod act;
 pub mod decide;
+pub mod edit;
 mod matching;
 mod observe;
+mod shelf;
+
+use std::collections::BTreeSet;
 
 use cleat_api::claim;
 use cleat_api::key::Key;
@@ -31,6 +35,16 @@ const AT_ONCE: usize = 64;
 enum Subject {
     Claim(Key),
     Volume(String),
+    /// A volume of this class became free: every claim that waits for one looks again.
+    Class(String),
+}
+
+/// What a binder is told about its surroundings.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Provisioners that hold a claim while a volume may be in the making for it: for these, the write that names them
+    /// puts the hold on as well. Any other provisioner would not take it off.
+    pub holding_provisioners: BTreeSet<String>,
 }
 
 #[derive(Clone)]
@@ -38,12 +52,13 @@ struct Binder {
     context: Context,
     observed: observe::Observed,
     recorder: Recorder,
+    queue: Queue<Subject>,
 }
 
 /// Runs until `stop`.
-pub async fn run(context: Context, stop: CancellationToken) {
+pub async fn run(context: Context, options: Options, stop: CancellationToken) {
     let queue = Queue::new(Backoff::default());
-    let observed = observe::Observed::new(&context.caches);
+    let observed = observe::Observed::new(&context.caches, options);
     let recorder = Recorder::new(context.client.clone(), "persistentvolume-controller", context.clock.clone());
     // Nothing may be decided on half a picture: a volume not listed yet would look like no volume.
     tokio::select! {
@@ -51,7 +66,7 @@ pub async fn run(context: Context, stop: CancellationToken) {
         () = observed.synced() => {}
     }
     wake(&observed, &queue);
-    let binder = Binder { context, observed, recorder };
+    let binder = Binder { context, observed, recorder, queue: queue.clone() };
     work("bind", queue, AT_ONCE, stop, move |subject| binder.clone().reconcile(subject)).await;
 }
 
@@ -79,12 +94,11 @@ fn wake(observed: &observe::Observed, queue: &Queue<Subject>) {
         for claim in claims.claims_naming(&name) {
             q.add(Subject::Claim(Key::of(&claim.metadata)));
         }
-        match claim::claim_ref(volume) {
-            Some(reference) => q.add(Subject::Claim(claim::claim_ref_key(reference))),
-            // A volume that became free may be what a waiting claim of its class needs.
-            None => claims.pending_of_class(claim::volume_class(volume)).into_iter().for_each(|claim| {
-                q.add(Subject::Claim(Key::of(&claim.metadata)));
-            }),
+        if let Some(reference) = claim::claim_ref(volume) {
+            q.add(Subject::Claim(claim::claim_ref_key(reference)));
+        }
+        if let Some(free) = claims.shelf.refresh(&name) {
+            q.add(Subject::Class(claim::volume_class(&free).to_owned()));
         }
         q.add(Subject::Volume(name));
     });
@@ -100,9 +114,13 @@ impl Binder {
     async fn reconcile(self, subject: Subject) -> Result<Outcome, WriteError> {
         match subject {
             Subject::Claim(key) => {
-                let Some(seen) = self.observed.claim(&key) else { return Ok(Outcome::Done) };
+                let Some((seen, _taken)) = self.observed.claim(&key, &self.queue) else { return Ok(Outcome::Done) };
                 let decision = decide::claim(&seen);
                 self.settle_claim(&seen.claim, decision).await?;
+            }
+            Subject::Class(class) => {
+                let waiting = self.observed.pending_of_class(&class);
+                waiting.iter().for_each(|claim| self.queue.add(Subject::Claim(Key::of(&claim.metadata))));
             }
             Subject::Volume(name) => {
                 let Some(volume) = self.observed.volumes.named(&name) else { return Ok(Outcome::Done) };

@@ -1,46 +1,53 @@
 //! From caches to what a decision needs, and nothing more.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cleat_api::claim::{self, claim_class, claim_ref, claim_ref_key, volume_class, volume_name};
 use cleat_api::key::{Key, Meta as _};
 use cleat_api::keys::annotation;
 use cleat_runtime::write::{self, WriteError};
-use cleat_runtime::{Cache, Caches, Index};
+use cleat_runtime::{Cache, Caches, Index, Queue};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 
-use super::Binder;
 use super::decide::{ClaimSeen, Owner};
+use super::shelf::{Shelf, Taken};
+use super::{Binder, Options, Subject};
 
 #[derive(Clone)]
 pub(super) struct Observed {
     pub(super) claims: Cache<PersistentVolumeClaim>,
     pub(super) volumes: Cache<PersistentVolume>,
     pub(super) classes: Cache<StorageClass>,
-    /// Volumes by the claim they are reserved for, and free volumes by class.
+    /// Volumes by the claim they are reserved for.
     reserved: Index<PersistentVolume>,
-    free: Index<PersistentVolume>,
+    pub(super) shelf: Shelf,
     /// Claims without a volume by class, and claims by the volume they name.
     pending: Index<PersistentVolumeClaim>,
     naming: Index<PersistentVolumeClaim>,
+    options: Arc<Options>,
 }
+
+/// How long after a volume was not used after all others look at it: what kept it from being used may last.
+const RETURNED: Duration = Duration::from_millis(20);
 
 /// The index term of a claim that says nothing about its class; no class can have this name.
 const UNSAID: &str = "/unsaid";
 
 impl Observed {
-    pub(super) fn new(caches: &Caches) -> Self {
+    pub(super) fn new(caches: &Caches, options: Options) -> Self {
         let (claims, volumes) = (caches.claims(), caches.volumes());
         Self {
             reserved: volumes.index(|v| claim_ref(v).map(|r| claim_ref_key(r).to_string()).into_iter().collect()),
-            free: volumes.index(|v| if claim_ref(v).is_none() { vec![volume_class(v).to_owned()] } else { Vec::new() }),
+            shelf: Shelf::new(volumes.clone()),
             pending: claims.index(|c| match volume_name(c) {
                 None => vec![claim_class(c).unwrap_or(UNSAID).to_owned()],
                 Some(_) => Vec::new(),
             }),
             naming: claims.index(|c| volume_name(c).map(ToOwned::to_owned).into_iter().collect()),
             classes: caches.classes(),
+            options: Arc::new(options),
             claims,
             volumes,
         }
@@ -50,18 +57,33 @@ impl Observed {
         tokio::join!(self.claims.synced(), self.volumes.synced(), self.classes.synced());
     }
 
-    pub(super) fn claim(&self, key: &Key) -> Option<ClaimSeen> {
+    /// The claim, and with it the volume it may take: nobody else in this process takes it meanwhile.
+    pub(super) fn claim(&self, key: &Key, queue: &Queue<Subject>) -> Option<(ClaimSeen, Option<Taken>)> {
         let claim = self.claims.get(key)?;
         let named = volume_name(&claim).and_then(|name| self.volumes.named(name));
-        let mut candidates = Vec::new();
+        let (mut candidates, mut taken) = (Vec::new(), None);
         let is_open = claim.metadata.annotation(annotation::BIND_COMPLETED).is_none() && volume_name(&claim).is_none();
         if is_open {
             candidates = self.reserved_for(key);
-            candidates.extend(self.free.get(claim_class(&claim).unwrap_or_default()));
+            let class = claim_class(&claim).and_then(|name| self.classes.named(name));
+            // A claim that waits for its consumer takes no volume here: the scheduler chooses.
+            let chooses = !class.is_some_and(|c| claim::waits_for_consumer(&c));
+            if chooses && !candidates.iter().any(|v| claim::is_reserved_for(v, &claim)) {
+                let queue = queue.clone();
+                let returned = move |v: &PersistentVolume| {
+                    queue.add_after(Subject::Class(volume_class(v).to_owned()), RETURNED);
+                };
+                if let Some((volume, hold)) = self.shelf.take(&claim, returned) {
+                    candidates.push(volume);
+                    taken = Some(hold);
+                }
+            }
         }
         let class = claim_class(&claim).filter(|name| !name.is_empty()).map(|name| self.classes.named(name));
         let default_class = if claim_class(&claim).is_none() && is_open { self.default_class() } else { None };
-        Some(ClaimSeen { claim, named, candidates, class, default_class })
+        let provisioner = class.as_ref().and_then(Option::as_ref).map(|c| c.provisioner.as_str());
+        let provisioner_holds = provisioner.is_some_and(|name| self.options.holding_provisioners.contains(name));
+        Some((ClaimSeen { claim, named, candidates, class, default_class, provisioner_holds }, taken))
     }
 
     fn default_class(&self) -> Option<String> {

@@ -1,91 +1,128 @@
-//! Calls the driver and keeps the record of what it has made.
+//! Calls the driver for a claim, and keeps the record of what it has made.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use cleat_api::claim::claim_class;
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::{PROVISIONER_IDENTITY, annotation, finalizer};
-use cleat_api::quantity::Quantity;
-use cleat_csi::v1::{DeleteVolumeRequest, Volume};
-use cleat_csi::{CallError, Class};
+use cleat_api::keys::{annotation, finalizer};
+use cleat_csi::CallError;
+use cleat_csi::v1::Volume;
 use cleat_runtime::Outcome;
-use cleat_runtime::write::{self, WriteError};
-use k8s_openapi::api::core::v1::{
-    CSIPersistentVolumeSource, ObjectReference, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec,
-};
-use k8s_openapi::apimachinery::pkg::api::resource;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Resource as _;
+use cleat_runtime::write::{self, Part, WriteError};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use tracing::{debug, info};
 
-use super::decide::{ClaimDecision, ClaimSeen, HoldDecision, Plan, VolumeDecision, Wait, recorded_class};
-use super::{Pending, Provisioner};
+use super::Provisioner;
+use super::decide::aftermath::{Aftermath, aftermath};
+use super::decide::record::{fault, record};
+use super::decide::{ClaimDecision, ClaimSeen, HoldDecision, Obstacle, Outline, Plan, Wait};
+use super::ledger::Pending;
+use super::snapshots::VolumeSnapshot;
 use crate::Failure;
-
-/// How often a finalizer is taken off again after somebody else wrote the record in between.
-const FINALIZER_TRIES: usize = 8;
 
 impl Provisioner {
     pub(super) async fn settle_claim(&self, seen: &ClaimSeen, decision: ClaimDecision) -> Result<Outcome, Failure> {
         match decision {
             ClaimDecision::Nothing => {
                 // Recorded, by this or an earlier call: its outcome is certain now.
-                self.uncertain.lock().remove(seen.claim.metadata.uid());
+                self.ledger.settled(seen.claim.metadata.uid());
                 Ok(Outcome::Done)
             }
             ClaimDecision::Wait(why) => {
-                debug!(?why, "claim waits");
-                if why == Wait::ForPopulator {
-                    let message = "Assuming an external populator will provision the volume";
-                    self.recorder.normal(seen.claim.as_ref(), "Provisioning", message);
-                }
+                self.wait(seen, &why);
                 Ok(Outcome::Done)
             }
-            ClaimDecision::TryLater(why) => {
-                let message = format!("failed to provision volume: {why}");
-                self.recorder.warning(seen.claim.as_ref(), "ProvisioningFailed", message);
-                Err(Failure::Refused(why))
-            }
-            ClaimDecision::Refuse(why) => {
-                self.recorder.warning(
-                    seen.claim.as_ref(),
-                    "ProvisioningFailed",
-                    format!("failed to provision volume: {why}"),
-                );
-                Ok(Outcome::Done)
-            }
-            ClaimDecision::Provision(plan) => self.provision(seen, &plan).await,
+            ClaimDecision::Refuse(why) => self.refuse(seen, &why).await,
+            ClaimDecision::LetGo => self.end(seen).await,
+            ClaimDecision::Repeat(plan) => self.create(seen, plan).await,
+            ClaimDecision::Provision(outline) => self.provision(seen, *outline).await,
         }
     }
 
-    async fn provision(&self, seen: &ClaimSeen, plan: &Plan) -> Result<Outcome, Failure> {
-        let claim = &seen.claim;
-        let key = Key::of(&claim.metadata);
-        let uid = claim.metadata.uid();
-        self.recorder.normal(
-            claim.as_ref(),
-            "Provisioning",
-            format!("External provisioner is provisioning volume for claim \"{key}\""),
-        );
-        if let Some(source) = plan.cloned.as_ref().and_then(|key| self.observed.claims.get(key)) {
-            self.hold(&source).await?;
-        }
-        self.uncertain.lock().insert(uid.to_owned(), Pending { claim: claim.clone(), plan: plan.clone() });
-        let volume = match self.create(plan).await {
-            Ok(volume) => volume,
-            Err(error) => {
-                if error.class() == Class::Final {
-                    self.uncertain.lock().remove(uid);
-                }
-                self.recorder.warning(
-                    claim.as_ref(),
-                    "ProvisioningFailed",
-                    format!("failed to provision volume with StorageClass {:?}: {error}", recorded_class(claim)),
+    fn wait(&self, seen: &ClaimSeen, why: &Wait) {
+        debug!(?why, "claim waits");
+        let claim = seen.claim.as_ref();
+        match why {
+            Wait::ForPopulator => {
+                let message = "Assuming an external populator will provision the volume";
+                self.recorder.normal(claim, "Provisioning", message);
+            }
+            Wait::InDoubt => {
+                let class = claim_class(claim).unwrap_or_default();
+                let message = format!(
+                    "a volume may have been made for this claim, and without StorageClass {class:?} it cannot be found: \
+                     the claim stays until the class is there again"
                 );
+                self.recorder.warning(claim, "ProvisioningFailed", message);
+            }
+            Wait::ClassMissing | Wait::ForFirstConsumer => {}
+        }
+    }
+
+    async fn end(&self, seen: &ClaimSeen) -> Result<Outcome, Failure> {
+        self.let_go(&seen.claim).await?;
+        self.ledger.settled(seen.claim.metadata.uid());
+        Ok(Outcome::Done)
+    }
+
+    async fn refuse(&self, seen: &ClaimSeen, why: &str) -> Result<Outcome, Failure> {
+        self.failed(&seen.claim, &format!("failed to provision volume: {why}"));
+        self.let_go_unless_inherited(seen).await?;
+        Ok(Outcome::Done)
+    }
+
+    async fn provision(&self, seen: &ClaimSeen, outline: Outline) -> Result<Outcome, Failure> {
+        let Some(class) = &seen.class else { return Ok(Outcome::Done) };
+        if let Some(left) = self.ledger.held_off(seen.claim.metadata.uid(), class.metadata.uid()) {
+            return Ok(Outcome::Again(left));
+        }
+        let message =
+            format!("External provisioner is provisioning volume for claim \"{}\"", Key::of(&seen.claim.metadata));
+        self.recorder.normal(seen.claim.as_ref(), "Provisioning", message);
+        let fetched = match self.fetch(seen, &outline).await {
+            Ok(fetched) => fetched,
+            Err(error) => {
+                self.failed(&seen.claim, &error.to_string());
                 return Err(error.into());
             }
         };
+        match outline.complete(seen, class, fetched, &self.can, &self.options.choices) {
+            Ok(plan) => self.create(seen, Arc::new(plan)).await,
+            // Whether an earlier provisioner was in the way of a claim that goes, nobody can tell any more; it was
+            // refused then as now.
+            Err(Obstacle::Final(_)) if seen.claim.metadata.is_deleting() => self.end(seen).await,
+            Err(Obstacle::Final(why)) => self.refuse(seen, &why).await,
+            Err(Obstacle::Later(why)) => {
+                self.failed(&seen.claim, &format!("failed to provision volume: {why}"));
+                self.let_go_unless_inherited(seen).await?;
+                Err(Failure::Refused(why))
+            }
+            Err(Obstacle::Reschedule(why)) => {
+                self.failed(&seen.claim, &format!("failed to provision volume: {why}"));
+                self.reschedule(&seen.claim).await?;
+                Ok(Outcome::Done)
+            }
+        }
+    }
+
+    async fn create(&self, seen: &ClaimSeen, plan: Arc<Plan>) -> Result<Outcome, Failure> {
+        let claim = &seen.claim;
+        let uid = claim.metadata.uid();
+        self.hold(claim).await?;
+        cleat_crash::point("provision:claim-held");
+        if let Some(source) = plan.cloned.as_ref().and_then(|key| self.observed.claims.get(key)) {
+            self.hold_source(&source).await?;
+        }
+        if let Some(snapshot) = &plan.restored {
+            self.hold_snapshot(snapshot).await?;
+        }
+        self.ledger.calling(uid, Pending { claim: claim.clone(), plan: plan.clone() });
+        let volume = match self.call(&plan).await {
+            Ok(volume) => volume,
+            Err(error) => return self.create_failed(seen, &plan, error).await,
+        };
         cleat_crash::point("provision:volume-created");
-        let record = self.record(claim, plan, volume);
+        let record = record(claim, &plan, &self.driver.name, &self.identity, volume);
         match write::create(&self.context.client, &record).await {
             Ok(written) => self.observed.volumes.observe_write(written),
             Err(error) if error.already_exists() => {}
@@ -93,18 +130,117 @@ impl Provisioner {
             Err(error) => return Err(error.into()),
         }
         cleat_crash::point("provision:volume-recorded");
-        self.uncertain.lock().remove(uid);
-        info!(claim = %key, volume = plan.request.name, "volume provisioned");
-        self.recorder.normal(
-            claim.as_ref(),
-            "ProvisioningSucceeded",
-            format!("Successfully provisioned volume {}", plan.request.name),
-        );
+        self.ledger.settled(uid);
+        info!(claim = %Key::of(&claim.metadata), volume = plan.request.name, "volume provisioned");
+        let message = format!("Successfully provisioned volume {}", plan.request.name);
+        self.recorder.normal(claim.as_ref(), "ProvisioningSucceeded", message);
+        // One that goes meanwhile is nobody's to bind: the volume is released as soon as it is gone.
+        match self.current(claim) {
+            Some(now) if now.metadata.is_deleting() => self.let_go(&now).await?,
+            Some(_) | None => {}
+        }
         Ok(Outcome::Done)
     }
 
+    /// A volume smaller than asked for, or empty where a copy was, is given back, and counts as a call to repeat.
+    async fn call(&self, plan: &Plan) -> Result<Volume, CallError> {
+        let reply = self.driver.client.create_volume(plan.request.clone()).await?;
+        let wrong = |message: String| CallError { method: "CreateVolume", code: cleat_csi::Code::Aborted, message };
+        let volume = reply.volume.ok_or_else(|| wrong("driver answered without a volume".to_owned()))?;
+        match fault(plan, &volume) {
+            None => Ok(volume),
+            Some(why) => {
+                self.delete(&volume.volume_id, plan.request.secrets.clone()).await?;
+                Err(wrong(why))
+            }
+        }
+    }
+
+    async fn create_failed(&self, seen: &ClaimSeen, plan: &Plan, error: CallError) -> Result<Outcome, Failure> {
+        let claim = &seen.claim;
+        let uid = claim.metadata.uid();
+        let message = format!("failed to provision volume with StorageClass {:?}: {error}", class_of(claim));
+        let after = aftermath(&error, plan.can_reschedule);
+        if after == Aftermath::Infeasible {
+            let delayed = "Volume provisioning failed with infeasible error. Retries will be delayed.";
+            self.failed(claim, &format!("{delayed} {message}"));
+        } else {
+            self.failed(claim, &message);
+        }
+        if after == Aftermath::InDoubt {
+            return Err(error.into());
+        }
+        self.ledger.settled(uid);
+        if after == Aftermath::Reschedule {
+            self.reschedule(claim).await?;
+            return Ok(Outcome::Done);
+        }
+        if let Some(now) = self.current(claim) {
+            self.let_go(&now).await?;
+        }
+        if after == Aftermath::Infeasible {
+            let class = seen.class.as_ref().map(|c| c.metadata.uid()).unwrap_or_default();
+            return Ok(Outcome::Again(self.ledger.hold_off(uid, class)));
+        }
+        Err(error.into())
+    }
+
+    fn failed(&self, claim: &PersistentVolumeClaim, message: &str) {
+        self.recorder.warning(claim, "ProvisioningFailed", message);
+    }
+
+    /// The claim as it is now, if it is still there.
+    fn current(&self, claim: &PersistentVolumeClaim) -> Option<Arc<PersistentVolumeClaim>> {
+        self.observed.claims.get(&Key::of(&claim.metadata)).filter(|now| now.metadata.uid() == claim.metadata.uid())
+    }
+
+    /// From now on the claim stays until we know what became of the call. One that is gone has nothing to hold: its call
+    /// is a repeated one.
+    async fn hold(&self, claim: &PersistentVolumeClaim) -> Result<(), WriteError> {
+        let Some(now) = self.current(claim) else { return Ok(()) };
+        if now.metadata.has_finalizer(finalizer::PROVISIONING) {
+            return Ok(());
+        }
+        let finalizers = now.metadata.finalizers_with(finalizer::PROVISIONING);
+        let held = write::set_finalizers(&self.context.client, now.as_ref(), &finalizers).await?;
+        self.observed.claims.observe_write(held);
+        Ok(())
+    }
+
+    async fn let_go(&self, claim: &PersistentVolumeClaim) -> Result<(), WriteError> {
+        if !claim.metadata.has_finalizer(finalizer::PROVISIONING) {
+            return Ok(());
+        }
+        let finalizers = claim.metadata.finalizers_without(finalizer::PROVISIONING);
+        match write::set_finalizers(&self.context.client, claim, &finalizers).await {
+            Ok(freed) => {
+                self.observed.claims.observe_write(freed);
+                Ok(())
+            }
+            Err(error) => error.absent_is_fine(),
+        }
+    }
+
+    async fn let_go_unless_inherited(&self, seen: &ClaimSeen) -> Result<(), WriteError> {
+        if seen.inherited { Ok(()) } else { self.let_go(&seen.claim).await }
+    }
+
+    /// Takes the choice of node back, so that the scheduler chooses again; the hold goes with the same write.
+    async fn reschedule(&self, claim: &PersistentVolumeClaim) -> Result<(), WriteError> {
+        let Some(now) = self.current(claim) else { return Ok(()) };
+        let patch = serde_json::json!({ "metadata": {
+            "resourceVersion": now.metadata.resource_version,
+            "annotations": { annotation::SELECTED_NODE: null, annotation::SELECTED_NODE_ALPHA: null },
+            "finalizers": now.metadata.finalizers_without(finalizer::PROVISIONING),
+        }});
+        let key = Key::of(&now.metadata);
+        let freed = write::merge::<PersistentVolumeClaim>(&self.context.client, Part::Whole, &key, &patch).await?;
+        self.observed.claims.observe_write(freed);
+        Ok(())
+    }
+
     /// The source stays until it is copied.
-    async fn hold(&self, source: &PersistentVolumeClaim) -> Result<(), WriteError> {
+    async fn hold_source(&self, source: &PersistentVolumeClaim) -> Result<(), WriteError> {
         if source.metadata.has_finalizer(finalizer::CLONING) {
             return Ok(());
         }
@@ -114,7 +250,7 @@ impl Provisioner {
         Ok(())
     }
 
-    pub(super) async fn settle_hold(
+    pub(super) async fn settle_source(
         &self,
         source: &PersistentVolumeClaim,
         decision: HoldDecision,
@@ -129,115 +265,27 @@ impl Provisioner {
         }
     }
 
-    /// A volume smaller than asked for, or empty where a copy was, is given back, and counts as a call to repeat.
-    async fn create(&self, plan: &Plan) -> Result<Volume, CallError> {
-        let reply = self.driver.client.create_volume(plan.request.clone()).await?;
-        let wrong = |message: String| CallError { method: "CreateVolume", code: cleat_csi::Code::Aborted, message };
-        let mut volume = reply.volume.ok_or_else(|| wrong("driver answered without a volume".to_owned()))?;
-        let wanted = plan.request.capacity_range.map_or(0, |range| range.required_bytes);
-        if volume.capacity_bytes == 0 {
-            volume.capacity_bytes = wanted;
-        }
-        if volume.capacity_bytes < wanted {
-            self.delete(&volume.volume_id).await?;
-            let got = volume.capacity_bytes;
-            return Err(wrong(format!("created volume capacity {got} less than requested capacity {wanted}")));
-        }
-        if plan.request.volume_content_source.is_some() && volume.content_source.is_none() {
-            self.delete(&volume.volume_id).await?;
-            return Err(wrong("volume content source missing".to_owned()));
-        }
-        Ok(volume)
-    }
-
-    fn record(&self, claim: &PersistentVolumeClaim, plan: &Plan, volume: Volume) -> PersistentVolume {
-        let mut attributes = BTreeMap::from([(PROVISIONER_IDENTITY.to_owned(), self.identity.clone())]);
-        attributes.extend(volume.volume_context);
-        let capacity = resource::Quantity(Quantity::from_bytes(volume.capacity_bytes).to_string());
-        let annotations = [
-            (annotation::PROVISIONED_BY, plan.provisioner.as_str()),
-            (annotation::DELETION_SECRET_NAME, ""),
-            (annotation::DELETION_SECRET_NAMESPACE, ""),
-        ];
-        let spec = claim.spec.as_ref();
-        PersistentVolume {
-            metadata: ObjectMeta {
-                name: Some(plan.request.name.clone()),
-                annotations: Some(annotations.map(|(k, v)| (k.to_owned(), v.to_owned())).into()),
-                finalizers: Some(vec![finalizer::PROVISIONER.to_owned()]),
-                ..ObjectMeta::default()
-            },
-            spec: Some(PersistentVolumeSpec {
-                access_modes: spec.and_then(|s| s.access_modes.clone()),
-                capacity: Some(BTreeMap::from([("storage".to_owned(), capacity)])),
-                claim_ref: Some(ObjectReference {
-                    resource_version: claim.metadata.resource_version.clone(),
-                    ..claim.object_ref(&())
-                }),
-                csi: Some(CSIPersistentVolumeSource {
-                    driver: self.driver.name.clone(),
-                    volume_handle: volume.volume_id,
-                    volume_attributes: Some(attributes),
-                    fs_type: plan.fs_type.clone(),
-                    ..CSIPersistentVolumeSource::default()
-                }),
-                mount_options: plan.mount_options.clone(),
-                persistent_volume_reclaim_policy: Some(plan.reclaim_policy.clone()),
-                storage_class_name: recorded_class(claim),
-                volume_mode: spec.and_then(|s| s.volume_mode.clone()),
-                ..PersistentVolumeSpec::default()
-            }),
-            status: None,
+    /// The snapshot stays until it is restored.
+    async fn hold_snapshot(&self, key: &Key) -> Result<(), WriteError> {
+        let snapshot: Option<VolumeSnapshot> = write::live(&self.context.client, key).await?;
+        match snapshot.filter(|s| !s.metadata.has_finalizer(finalizer::RESTORING)) {
+            Some(snapshot) => {
+                let finalizers = snapshot.metadata.finalizers_with(finalizer::RESTORING);
+                write::set_finalizers(&self.context.client, &snapshot, &finalizers).await.map(drop)
+            }
+            None => Ok(()),
         }
     }
 
-    pub(super) async fn settle_volume(
-        &self,
-        volume: &PersistentVolume,
-        decision: VolumeDecision,
-    ) -> Result<Outcome, Failure> {
-        match decision {
-            VolumeDecision::Nothing => {}
-            VolumeDecision::Hold => {
-                let finalizers = volume.metadata.finalizers_with(finalizer::PROVISIONER);
-                write::set_finalizers(&self.context.client, volume, &finalizers).await?;
-            }
-            VolumeDecision::Release => self.let_go(volume).await?,
-            VolumeDecision::WaitForDetach(node) => debug!(node, "released volume is still attached"),
-            VolumeDecision::Delete { handle } => {
-                if let Err(error) = self.delete(&handle).await {
-                    self.recorder.warning(volume, "VolumeFailedDelete", error.to_string());
-                    return Err(error.into());
-                }
-                cleat_crash::point("provision:volume-deleted");
-                write::delete(&self.context.client, volume).await?;
-                self.let_go(volume).await?;
-                info!(volume = volume.metadata.name, "volume deleted");
-            }
-        }
-        Ok(Outcome::Done)
+    pub(super) async fn let_go_of_snapshot(&self, key: &Key) -> Result<(), WriteError> {
+        let snapshot: Option<VolumeSnapshot> = write::live(&self.context.client, key).await?;
+        let Some(snapshot) = snapshot.filter(|s| s.metadata.has_finalizer(finalizer::RESTORING)) else { return Ok(()) };
+        let finalizers = snapshot.metadata.finalizers_without(finalizer::RESTORING);
+        let freed = write::set_finalizers(&self.context.client, &snapshot, &finalizers).await;
+        freed.map(drop).or_else(WriteError::absent_is_fine)
     }
+}
 
-    async fn delete(&self, handle: &str) -> Result<(), CallError> {
-        let request = DeleteVolumeRequest { volume_id: handle.to_owned(), ..DeleteVolumeRequest::default() };
-        self.driver.client.delete_volume(request).await.map(drop)
-    }
-
-    /// Takes the provisioner's finalizer off the newest form of the record; others take theirs off at the same time.
-    async fn let_go(&self, volume: &PersistentVolume) -> Result<(), WriteError> {
-        let key = Key::of(&volume.metadata);
-        let mut tries = 0;
-        loop {
-            let Some(now) = write::live::<PersistentVolume>(&self.context.client, &key).await? else { return Ok(()) };
-            if now.metadata.uid() != volume.metadata.uid() || !now.metadata.has_finalizer(finalizer::PROVISIONER) {
-                return Ok(());
-            }
-            tries += 1;
-            let finalizers = now.metadata.finalizers_without(finalizer::PROVISIONER);
-            match write::set_finalizers(&self.context.client, &now, &finalizers).await {
-                Err(error) if error.is_conflict() && tries < FINALIZER_TRIES => {}
-                result => return result.map(drop).or_else(WriteError::absent_is_fine),
-            }
-        }
-    }
+fn class_of(claim: &PersistentVolumeClaim) -> &str {
+    claim_class(claim).unwrap_or_default()
 }

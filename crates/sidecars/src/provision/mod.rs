@@ -2,33 +2,61 @@
 //!
 //! Guarantees:
 //! - CreateVolume carries a name derived from the claim's uid: however often it is repeated, there is one volume.
-//! - A call whose outcome is uncertain is repeated until it is certain, even when the claim is gone meanwhile; the volume
-//!   is then recorded, found without a claim, released and deleted.
+//! - No volume is forgotten. Before CreateVolume is called its claim is held by a finalizer, until the volume is recorded
+//!   or the call has certainly left nothing behind. A claim deleted meanwhile stays until then; the volume is then
+//!   recorded, found without a claim, released and deleted. After a restart, a held claim that is going is called for once
+//!   more, to find out.
+//! - A call whose outcome is uncertain is repeated as it was until it is certain.
 //! - DeleteVolume is called only for a Released volume with policy Delete that no VolumeAttachment names.
 //!
-//! Assumes: the binder names this driver on the claims it should serve, and releases volumes.
+//! Assumes: the binder names this driver on the claims it should serve, and releases volumes; one provisioner at a time
+//! serves a driver. The binder may put the hold on with its own write, and takes it off when it points the claim at its volume.
 //!
-//! Crash points: `provision:volume-created` between CreateVolume and the record of it, `provision:volume-recorded`
-//! after it, `provision:volume-deleted` between DeleteVolume and the deletion of the record.
+//! Crash points: `provision:claim-held` before CreateVolume, `provision:volume-created` between it and the record of it,
+//! `provision:volume-recorded` after that, `provision:volume-deleted` between DeleteVolume and the deletion of the record.
 
 mod act;
 pub mod decide;
+mod ledger;
 mod observe;
+mod reclaim;
+pub mod snapshots;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cleat_api::claim::{claim_ref, claim_ref_key};
+use cleat_api::claim::{claim_phase, claim_ref, claim_ref_key, volume_name};
 use cleat_api::key::{Key, Meta as _};
 use cleat_runtime::{Backoff, Change, Outcome, Queue, Recorder, work};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
+use crate::driver::{Capability, PluginCapability};
 use crate::{Context, Driver, Failure};
+use decide::{Abilities, Choices};
+use ledger::Ledger;
 
-const AT_ONCE: usize = 100;
+/// How a provisioner works, apart from what it decides.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub choices: Choices,
+    pub retry: Backoff,
+    /// How many claims, and how many volumes, are worked on at the same time.
+    pub at_once: usize,
+    /// How long one call to the driver may take.
+    pub deadline: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            choices: Choices::default(),
+            retry: Backoff::new(Duration::from_secs(1), Duration::from_secs(300)),
+            at_once: 100,
+            deadline: Duration::from_secs(10),
+        }
+    }
+}
 
 /// A claim, and which one of that name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -37,77 +65,110 @@ struct ClaimId {
     uid: String,
 }
 
-/// A call that must be repeated as it was, whatever became of its claim and class meanwhile: the volume may be there.
-#[derive(Clone)]
-struct Pending {
-    claim: Arc<PersistentVolumeClaim>,
-    plan: decide::Plan,
-}
-
 #[derive(Clone)]
 struct Provisioner {
     context: Context,
     driver: Driver,
+    can: Arc<Abilities>,
+    options: Arc<Options>,
     observed: observe::Observed,
     recorder: Recorder,
-    /// CreateVolume calls whose outcome is not known, by the uid of their claim.
-    uncertain: Arc<Mutex<HashMap<String, Pending>>>,
+    ledger: Ledger,
     /// Tells this process's volumes from those of an earlier one, as the attribute of each volume.
     identity: String,
 }
 
+/// The keys to look at, each kind in a queue of its own: deletions never delay claims.
+#[derive(Clone)]
+struct Queues {
+    claims: Queue<ClaimId>,
+    volumes: Queue<String>,
+    /// Snapshots that a claim was restored from.
+    snapshots: Queue<Key>,
+}
+
 /// Runs until `stop`.
-pub async fn run(context: Context, driver: Driver, stop: CancellationToken) {
-    let retry = Backoff::new(Duration::from_secs(1), Duration::from_secs(300));
-    let (claims, volumes) = (Queue::new(retry), Queue::new(retry));
-    let observed = observe::Observed::new(&context.caches);
+pub async fn run(context: Context, mut driver: Driver, options: Options, stop: CancellationToken) {
+    driver.client = driver.client.with_deadline(options.deadline);
+    let can = abilities(&driver);
+    let observed = observe::Observed::new(&context.caches, can.knows_topology);
     tokio::select! {
         () = stop.cancelled() => return,
         () = observed.synced() => {}
     }
-    wake(&observed, &claims, &volumes);
+    let queue = options.retry;
+    let queues = Queues { claims: Queue::new(queue), volumes: Queue::new(queue), snapshots: Queue::new(queue) };
+    let ledger = Ledger::inheriting(&observed.claims.all());
+    wake(&observed, &queues);
     let recorder = Recorder::new(context.client.clone(), &driver.name, context.clock.clone());
     let identity = format!("{}-{}-{}", context.clock.now().as_millisecond(), std::process::id() % 10_000, driver.name);
-    let uncertain = Arc::default();
-    let provisioner = Provisioner { context, driver, observed, recorder, uncertain, identity };
-    let deleter = provisioner.clone();
-    // Two queues: deletions never delay claims.
+    let at_once = options.at_once;
+    let (can, options) = (Arc::new(can), Arc::new(options));
+    let provisioner = Provisioner { context, driver, can, options, observed, recorder, ledger, identity };
+    let (deleter, sweeper) = (provisioner.clone(), provisioner.clone());
     tokio::join!(
-        work("provision", claims, AT_ONCE, stop.clone(), move |id| provisioner.clone().reconcile_claim(id)),
-        work("delete", volumes, AT_ONCE, stop, move |name| deleter.clone().reconcile_volume(name)),
+        work("provision", queues.claims, at_once, stop.clone(), move |id| provisioner.clone().reconcile_claim(id)),
+        work("delete", queues.volumes, at_once, stop.clone(), move |name| deleter.clone().reconcile_volume(name)),
+        work("restored", queues.snapshots, at_once, stop, move |key| sweeper.clone().reconcile_snapshot(key)),
     );
 }
 
-fn wake(observed: &observe::Observed, claims: &Queue<ClaimId>, volumes: &Queue<String>) {
-    let (q, seen) = (claims.clone(), observed.clone());
+fn abilities(driver: &Driver) -> Abilities {
+    Abilities {
+        driver: driver.name.clone(),
+        creates_volumes: driver.can(Capability::CreateDeleteVolume),
+        clones_volumes: driver.can(Capability::CloneVolume),
+        takes_snapshots: driver.can(Capability::CreateDeleteSnapshot),
+        modifies_volumes: driver.can(Capability::ModifyVolume),
+        tells_writers_apart: driver.can(Capability::SingleNodeMultiWriter),
+        knows_topology: driver.offers(PluginCapability::VolumeAccessibilityConstraints),
+    }
+}
+
+fn wake(observed: &observe::Observed, queues: &Queues) {
+    let (q, seen) = (queues.clone(), observed.clone());
     observed.claims.subscribe(move |change| {
+        if !matters(change) {
+            return;
+        }
         let claim = change.object();
-        q.add(ClaimId::of(claim));
+        q.claims.add(ClaimId::of(claim));
         // The claim it is cloned from may be waiting for it, and its clones for it.
-        let key = Key::of(&claim.metadata);
-        seen.clones_of(&key).iter().for_each(|clone| q.add(ClaimId::of(clone)));
-        seen.source_of(claim).iter().for_each(|source| q.add(ClaimId::of(source)));
-    });
-    let (q, seen) = (claims.clone(), observed.clone());
-    observed.classes.subscribe(move |_| {
-        let unserved = seen.claims.all().into_iter().filter(|c| cleat_api::claim::volume_name(c).is_none());
-        unserved.for_each(|claim| q.add(ClaimId::of(&claim)));
-    });
-    let (q, again) = (volumes.clone(), claims.clone());
-    observed.volumes.subscribe(move |change| {
-        let volume = change.object();
-        q.add(volume.metadata.name.clone().unwrap_or_default());
-        // A volume that vanished before it was bound leaves its claim unserved.
-        if let (Change::Deleted(_), Some(claim)) = (change, claim_ref(volume)) {
-            again.add(ClaimId { key: claim_ref_key(claim), uid: claim.uid.clone().unwrap_or_default() });
+        seen.clones_of(&Key::of(&claim.metadata)).iter().for_each(|clone| q.claims.add(ClaimId::of(clone)));
+        seen.source_of(claim).iter().for_each(|source| q.claims.add(ClaimId::of(source)));
+        if let Some(snapshot) = decide::source::restored(claim) {
+            q.snapshots.add(snapshot);
         }
     });
-    let q = volumes.clone();
+    let (q, seen) = (queues.claims.clone(), observed.clone());
+    observed.classes.subscribe(move |_| {
+        let unserved = seen.claims.all().into_iter().filter(|c| volume_name(c).is_none());
+        unserved.for_each(|claim| q.add(ClaimId::of(&claim)));
+    });
+    let q = queues.clone();
+    observed.volumes.subscribe(move |change| {
+        let volume = change.object();
+        q.volumes.add(volume.metadata.name.clone().unwrap_or_default());
+        // A volume that vanished before it was bound leaves its claim unserved.
+        if let (Change::Deleted(_), Some(claim)) = (change, claim_ref(volume)) {
+            q.claims.add(ClaimId { key: claim_ref_key(claim), uid: claim.uid.clone().unwrap_or_default() });
+        }
+    });
+    let q = queues.volumes.clone();
     observed.attachments.subscribe(move |change| {
         if let Some(name) = &change.object().spec.source.persistent_volume_name {
             q.add(name.clone());
         }
     });
+}
+
+/// Our own holds, put on and taken off with every failed try, are no reason to try again.
+fn matters(change: &Change<PersistentVolumeClaim>) -> bool {
+    let Change::Applied { old: Some(old), new } = change else { return true };
+    old.metadata.annotations != new.metadata.annotations
+        || old.metadata.deletion_timestamp != new.metadata.deletion_timestamp
+        || old.spec != new.spec
+        || claim_phase(old) != claim_phase(new)
 }
 
 impl ClaimId {
@@ -118,16 +179,26 @@ impl ClaimId {
 
 impl Provisioner {
     async fn reconcile_claim(self, id: ClaimId) -> Result<Outcome, Failure> {
-        let Some(seen) = self.claim(&id) else { return Ok(Outcome::Done) };
+        let Some(seen) = self.claim(&id) else {
+            self.ledger.settled(&id.uid);
+            return Ok(Outcome::Done);
+        };
         let hold = decide::hold(&seen.claim, &self.observed.clones_of(&id.key));
-        self.settle_hold(&seen.claim, hold).await?;
-        let decision = decide::claim(&seen);
+        self.settle_source(&seen.claim, hold).await?;
+        let decision = decide::claim(&seen, &self.can, &self.options.choices);
         self.settle_claim(&seen, decision).await
     }
 
     async fn reconcile_volume(self, name: String) -> Result<Outcome, Failure> {
-        let Some(seen) = self.observed.volume(&name, &self.driver) else { return Ok(Outcome::Done) };
-        let decision = decide::volume(&seen);
+        let Some(seen) = self.volume(&name) else { return Ok(Outcome::Done) };
+        let decision = decide::volume::volume(&seen);
         self.settle_volume(&seen.volume, decision).await
+    }
+
+    async fn reconcile_snapshot(self, key: Key) -> Result<Outcome, Failure> {
+        if decide::source::is_restored(&self.observed.restored_from(&key)) {
+            self.let_go_of_snapshot(&key).await?;
+        }
+        Ok(Outcome::Done)
     }
 }

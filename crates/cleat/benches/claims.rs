@@ -1,0 +1,307 @@
+//! How fast claims become volumes and are given back: `cargo xtask bench claims`.
+//!
+//! The whole stack as in `cleat up`, except that it is in this process: API server, controllers and sidecars here, the
+//! driver as a child over its socket, every write durable, one real image per volume. First one claim at a time, then
+//! storms: all claims of one are sent at once by 64 senders, and the time is taken until the last is Bound; then
+//! all are deleted, until no PersistentVolume and no image is left. Last, pairs of claims and volumes that exist already.
+//!
+//! `CLEAT_BENCH_STORMS` (numbers with commas) and `CLEAT_BENCH_PAIRS` choose other sizes.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cleat::up::objects::CLASS;
+use cleat::up::{Config, Stack};
+use cleat_api::key::Key;
+use cleat_api::{build, claim};
+use cleat_runtime::{Cache, Caches, write};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use tokio::sync::{Notify, Semaphore};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+const ROUNDS: usize = 200;
+const WARM_UP: usize = 20;
+const SENDERS: usize = 64;
+/// A step that takes this long is broken, not slow.
+const PATIENCE: Duration = Duration::from_secs(900);
+
+fn main() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(run());
+}
+
+async fn run() {
+    let storms = sizes("CLEAT_BENCH_STORMS", &[1_000, 10_000, 50_000]);
+    let pairs = sizes("CLEAT_BENCH_PAIRS", &[10_000]);
+    let bench = Bench::start().await;
+    let idle = Usage::now();
+    println!("idle: {} MiB of this process, {} MiB with the drivers\n", idle.own_mib, idle.all_mib);
+    bench.one_at_a_time().await;
+    println!("| step | total | rate | CPU per object | RSS with drivers |\n|---|---|---|---|---|");
+    for storm in storms {
+        bench.storm(storm).await;
+    }
+    for pairs in pairs {
+        bench.pairs(pairs).await;
+    }
+    bench.stop().await;
+}
+
+fn sizes(variable: &str, usual: &[usize]) -> Vec<usize> {
+    match std::env::var(variable) {
+        Ok(text) => text.split(',').filter_map(|size| size.parse().ok()).collect(),
+        Err(_) => usual.to_vec(),
+    }
+}
+
+struct Bench {
+    _directory: tempfile::TempDir,
+    pool: PathBuf,
+    stack: Stack,
+    client: kube::Client,
+    claims: Cache<PersistentVolumeClaim>,
+    volumes: Cache<PersistentVolume>,
+    changed: Arc<Notify>,
+}
+
+impl Bench {
+    async fn start() -> Self {
+        let directory = tempfile::Builder::new().prefix("cb-").tempdir_in("/tmp").expect("a temporary directory");
+        let config = Config::scratch(directory.path(), 1, env!("CARGO_BIN_EXE_cleat"));
+        let stack = Stack::start(config).await.expect("the stack starts");
+        let client = stack.client();
+        let caches = Caches::new(client.clone(), CancellationToken::new());
+        let changed = Arc::new(Notify::new());
+        let (claims, volumes) = (caches.claims(), caches.volumes());
+        tokio::join!(follow(&claims, &changed), follow(&volumes, &changed));
+        Self { pool: stack.layout().pool(), _directory: directory, stack, client, claims, volumes, changed }
+    }
+
+    async fn stop(self) {
+        self.stack.stop().await;
+    }
+
+    async fn one_at_a_time(&self) {
+        let (mut made, mut gone) = (Vec::new(), Vec::new());
+        for round in 0..WARM_UP + ROUNDS {
+            let name = format!("one-{round}");
+            let key = Key::namespaced("default", &name);
+            let begun = Instant::now();
+            let claim = self.create(wanted(&name, CLASS)).await;
+            self.until("the claim is bound", || {
+                self.claims.get(&key).is_some_and(|c| claim::claim_phase(&c) == "Bound")
+            })
+            .await;
+            let bound = begun.elapsed();
+            let begun = Instant::now();
+            write::delete(&self.client, &claim).await.expect("claim deleted");
+            self.until("the volume is gone", || self.volumes.is_empty()).await;
+            if round >= WARM_UP {
+                made.push(bound);
+                gone.push(begun.elapsed());
+            }
+        }
+        println!("| one at a time | p50 | p99 | worst |\n|---|---|---|---|");
+        for (what, times) in [("claim created → Bound", &mut made), ("claim deleted → volume gone", &mut gone)] {
+            times.sort();
+            let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize].as_secs_f64() * 1000.0;
+            println!("| {what} | {:.2} ms | {:.2} ms | {:.2} ms |", at(0.5), at(0.99), at(1.0));
+        }
+        println!();
+    }
+
+    async fn storm(&self, count: usize) {
+        let step = Step::begin(format!("{count} claims created → Bound"), count);
+        self.send((0..count).map(|n| wanted(&format!("storm-{n}"), CLASS))).await;
+        self.all_bound(count).await;
+        step.end();
+        let step = Step::begin(format!("{count} claims deleted → volumes and images gone"), count);
+        self.delete_all().await;
+        self.until("no volume is left", || self.volumes.is_empty()).await;
+        step.end();
+        assert_eq!(images(&self.pool), 0, "images are left");
+    }
+
+    /// Volumes of one class and as many claims, all of one size.
+    async fn pairs(&self, count: usize) {
+        let volume = |n: usize| {
+            let mut volume = build::volume(&format!("static-{n}"), "static", "1Gi");
+            volume.spec.get_or_insert_default().persistent_volume_reclaim_policy = Some("Retain".to_owned());
+            volume.status = None;
+            bare(volume)
+        };
+        self.send((0..count).map(volume)).await;
+        self.until("the volumes are available", || {
+            self.volumes.all().iter().filter(|v| claim::volume_phase(v) == "Available").count() == count
+        })
+        .await;
+        let step = Step::begin(format!("{count} static pairs, claims created → Bound"), count);
+        self.send((0..count).map(|n| wanted(&format!("pair-{n}"), "static"))).await;
+        self.all_bound(count).await;
+        step.end();
+        self.delete_all().await;
+        for volume in self.volumes.all() {
+            write::delete(&self.client, volume.as_ref()).await.expect("volume deleted");
+        }
+        self.until("no volume is left", || self.volumes.is_empty()).await;
+    }
+
+    async fn all_bound(&self, count: usize) {
+        self.until("all claims are bound", || {
+            let claims = self.claims.all();
+            claims.len() == count && claims.iter().all(|c| claim::claim_phase(c) == "Bound")
+        })
+        .await;
+    }
+
+    async fn create<K: write::Reachable>(&self, object: K) -> K {
+        write::create(&self.client, &object).await.expect("created")
+    }
+
+    async fn send<K: write::Reachable + Send + Sync>(&self, objects: impl Iterator<Item = K>) {
+        let places = Arc::new(Semaphore::new(SENDERS));
+        let mut senders = JoinSet::new();
+        for object in objects {
+            let place = places.clone().acquire_owned().await.expect("open");
+            let client = self.client.clone();
+            senders.spawn(async move {
+                write::create(&client, &object).await.expect("created");
+                drop(place);
+            });
+        }
+        senders.join_all().await;
+    }
+
+    async fn delete_all(&self) {
+        let places = Arc::new(Semaphore::new(SENDERS));
+        let mut senders = JoinSet::new();
+        for claim in self.claims.all() {
+            let place = places.clone().acquire_owned().await.expect("open");
+            let client = self.client.clone();
+            senders.spawn(async move {
+                write::delete(&client, claim.as_ref()).await.expect("deleted");
+                drop(place);
+            });
+        }
+        senders.join_all().await;
+    }
+
+    async fn until(&self, what: &str, holds: impl Fn() -> bool) {
+        let wait = async {
+            while !holds() {
+                let changed = self.changed.notified();
+                // A storm brings thousands of changes a second; looking at each would cost more than the storm.
+                let _ = tokio::time::timeout(Duration::from_millis(5), changed).await;
+                if self.claims.len() + self.volumes.len() > 100 {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("{what}: not within {PATIENCE:?}"));
+    }
+}
+
+/// What a user would write.
+fn wanted(name: &str, class: &str) -> PersistentVolumeClaim {
+    let mut claim = build::claim("default", name, Some(class), "1Gi");
+    claim.status = None;
+    bare(claim)
+}
+
+fn bare<K: kube::Resource>(mut object: K) -> K {
+    let meta = object.meta_mut();
+    meta.uid = None;
+    meta.resource_version = None;
+    meta.creation_timestamp = None;
+    object
+}
+
+async fn follow<K>(cache: &Cache<K>, changed: &Arc<Notify>)
+where
+    K: kube::Resource + std::fmt::Debug + Send + Sync + 'static,
+{
+    cache.synced().await;
+    let changed = changed.clone();
+    cache.subscribe(move |_| changed.notify_waiters());
+}
+
+/// The images of volumes in the pool.
+fn images(pool: &Path) -> usize {
+    let mut count = 0;
+    let mut directories = vec![pool.to_path_buf()];
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(directory).expect("the pool").flatten() {
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => directories.push(entry.path()),
+                Ok(_) if entry.metadata().is_ok_and(|m| m.len() >= 1 << 30) => count += 1,
+                Ok(_) | Err(_) => {}
+            }
+        }
+    }
+    count
+}
+
+struct Step {
+    name: String,
+    count: usize,
+    begun: Instant,
+    cpu: Duration,
+}
+
+impl Step {
+    fn begin(name: String, count: usize) -> Self {
+        Self { name, count, begun: Instant::now(), cpu: Usage::now().cpu }
+    }
+
+    fn end(self) {
+        let (took, usage) = (self.begun.elapsed().as_secs_f64(), Usage::now());
+        let cpu = usage.cpu.saturating_sub(self.cpu).as_secs_f64();
+        let count = self.count as f64;
+        println!(
+            "| {} | {took:.2} s | {:.0}/s | {:.2} ms ({cpu:.1} s) | {} MiB |",
+            self.name,
+            count / took,
+            cpu * 1000.0 / count,
+            usage.all_mib
+        );
+    }
+}
+
+/// What this process and its children use. The senders and the bench's own watches are part of it.
+struct Usage {
+    cpu: Duration,
+    own_mib: u64,
+    all_mib: u64,
+}
+
+impl Usage {
+    fn now() -> Self {
+        let own = std::process::id();
+        let children: Vec<u32> = std::fs::read_dir(format!("/proc/{own}/task"))
+            .expect("/proc")
+            .flatten()
+            .filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok())
+            .flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+            .collect();
+        let all = || std::iter::once(own).chain(children.iter().copied());
+        Self { cpu: all().map(cpu).sum(), own_mib: rss(own) >> 10, all_mib: all().map(rss).sum::<u64>() >> 10 }
+    }
+}
+
+fn cpu(pid: u32) -> Duration {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name in brackets may contain blanks; user and system time are the 12th and 13th fields after it.
+    let fields: Vec<u64> =
+        text.rsplit(") ").next().unwrap_or_default().split(' ').map(|f| f.parse().unwrap_or(0)).collect();
+    let ticks = fields.get(11).unwrap_or(&0) + fields.get(12).unwrap_or(&0);
+    Duration::from_millis(ticks * 10)
+}
+
+/// In KiB.
+fn rss(pid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
+    line.trim().trim_end_matches(" kB").parse().unwrap_or(0)
+}

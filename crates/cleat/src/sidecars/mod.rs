@@ -1,0 +1,191 @@
+//! Sidecars as processes of their own, beside any driver and against any API server: `cleat csi-provisioner` takes the
+//! place of external-provisioner, flags and all, and `cleat sidecars` does the work of several in one process.
+//!
+//! Each stage runs for the lease that its counterpart runs for, so that the two never work at the same time.
+
+mod endpoint;
+pub mod flags;
+mod provisioner;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context as _, Result, bail};
+use clap::{Args, ValueEnum};
+use cleat_api::Key;
+use cleat_csi::Endpoint;
+use cleat_runtime::lease::{Election, Ended, Timing};
+use cleat_runtime::{Caches, SystemClock};
+use cleat_sidecars::{Context, Driver, provision};
+use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use crate::up::signals;
+use flags::Common;
+use provisioner::ProvisionerArgs;
+
+/// `cleat csi-provisioner`
+#[derive(Args, Debug)]
+pub struct ProvisionerCommand {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    provisioner: ProvisionerArgs,
+}
+
+/// `cleat sidecars`
+#[derive(Args, Debug)]
+pub struct SidecarsCommand {
+    /// Whose work to do.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', required = true)]
+    controllers: Vec<Controller>,
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    provisioner: ProvisionerArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Controller {
+    Provisioner,
+}
+
+/// One sidecar's work, ready to be done.
+enum Stage {
+    Provisioner(provision::Options),
+}
+
+impl Stage {
+    /// The lease that the Go sidecar of the same work runs for.
+    fn lease(&self, driver: &str) -> String {
+        match self {
+            Self::Provisioner(_) => driver.replace('/', "-"),
+        }
+    }
+
+    async fn run(self, context: Context, driver: Driver, stop: CancellationToken) {
+        match self {
+            Self::Provisioner(options) => provision::run(context, driver, options, stop).await,
+        }
+    }
+}
+
+impl ProvisionerCommand {
+    pub fn log_level(&self) -> &'static str {
+        log_level(&self.common)
+    }
+
+    pub async fn run(self) -> Result<()> {
+        let stages = vec![Stage::Provisioner(self.provisioner.options(&self.common)?)];
+        run(self.common, stages).await
+    }
+}
+
+impl SidecarsCommand {
+    pub fn log_level(&self) -> &'static str {
+        log_level(&self.common)
+    }
+
+    pub async fn run(self) -> Result<()> {
+        let stage = |controller: &Controller| match controller {
+            Controller::Provisioner => Ok(Stage::Provisioner(self.provisioner.options(&self.common)?)),
+        };
+        let stages = self.controllers.iter().map(stage).collect::<Result<Vec<_>>>()?;
+        run(self.common, stages).await
+    }
+}
+
+fn log_level(common: &Common) -> &'static str {
+    match common.verbosity {
+        0..=3 => "info",
+        4 => "debug",
+        _ => "trace",
+    }
+}
+
+async fn run(common: Common, stages: Vec<Stage>) -> Result<()> {
+    let stop = CancellationToken::new();
+    signals::cancel_on_end(stop.clone())?;
+    let csi = Endpoint::parse(&common.csi_address).context("--csi-address")?;
+    let client = connect(common.kubeconfig.as_deref(), common.master.as_deref()).await?;
+    let mut tasks = JoinSet::new();
+    let healthy = Arc::new(AtomicBool::new(true));
+    if let Some(address) = common.http_endpoint.or(common.metrics_address) {
+        let listener = endpoint::listen(address).await.with_context(|| format!("listening on {address}"))?;
+        tasks.spawn(endpoint::serve(listener, common.metrics_path.clone(), healthy.clone(), stop.clone()));
+    }
+    let Some(driver) = Driver::connect(cleat_csi::Client::new(csi), &stop).await else { return Ok(()) };
+    info!(driver = driver.name, "driver connected");
+    let context = Context {
+        caches: Caches::new(client.clone(), stop.clone()),
+        client: client.clone(),
+        clock: Arc::new(SystemClock),
+    };
+    let mut working = JoinSet::new();
+    for stage in stages {
+        let lease = Key::namespaced(lease_namespace(&common, &client), stage.lease(&driver.name));
+        let (context, driver, stop) = (context.clone(), driver.clone(), stop.clone());
+        if !common.leader_election {
+            working.spawn(async move {
+                stage.run(context, driver, stop).await;
+                Ended::Stopped
+            });
+            continue;
+        }
+        let election = election(&common, client.clone(), lease);
+        let work = |stop| stage.run(context, driver, stop);
+        working.spawn(async move { election.lead(stop, work).await });
+    }
+    let mut lost = false;
+    while let Some(ended) = working.join_next().await {
+        lost |= !matches!(ended, Ok(Ended::Stopped));
+        // Who has lost a lease starts anew, with all the others: half a process would look like a whole one.
+        healthy.store(!lost, Ordering::Relaxed);
+        stop.cancel();
+    }
+    while tasks.join_next().await.is_some() {}
+    if lost {
+        bail!("leadership was lost");
+    }
+    Ok(())
+}
+
+async fn connect(kubeconfig: Option<&Path>, master: Option<&str>) -> Result<Client> {
+    let mut config = match kubeconfig {
+        Some(file) => {
+            let read = Kubeconfig::read_from(file).with_context(|| format!("reading {}", file.display()))?;
+            kube::Config::from_custom_kubeconfig(read, &KubeConfigOptions::default())
+                .await
+                .with_context(|| format!("using {}", file.display()))?
+        }
+        None => kube::Config::incluster().context("no --kubeconfig, and not in a pod")?,
+    };
+    if let Some(url) = master {
+        config.cluster_url = url.parse().context("--master")?;
+    }
+    Client::try_from(config).context("connecting to the API server")
+}
+
+fn lease_namespace(common: &Common, client: &Client) -> String {
+    common.leader_election_namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned())
+}
+
+fn election(common: &Common, client: Client, lease: Key) -> Election {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    Election {
+        client,
+        clock: Arc::new(SystemClock),
+        lease,
+        labels: common.leader_election_labels.as_ref().clone(),
+        identity: format!("{host}-{}", std::process::id()),
+        timing: Timing {
+            lease: common.leader_election_lease_duration,
+            renew: common.leader_election_renew_deadline,
+            retry: common.leader_election_retry_period,
+        },
+    }
+}

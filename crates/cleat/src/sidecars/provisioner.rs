@@ -1,0 +1,67 @@
+//! `cleat csi-provisioner`: the flags of external-provisioner.
+
+use anyhow::{Result, bail};
+use clap::Args;
+use cleat_runtime::Backoff;
+use cleat_sidecars::provision::Options;
+use cleat_sidecars::provision::decide::Choices;
+
+use super::flags::Common;
+
+const DEADLINE: std::time::Duration = std::time::Duration::from_secs(10);
+const WORKERS: u16 = 100;
+
+#[derive(Args, Clone, Debug)]
+pub(super) struct ProvisionerArgs {
+    /// How the names of volumes begin.
+    #[arg(long, value_name = "PREFIX", default_value = "pvc")]
+    volume_name_prefix: String,
+    /// How many characters of the claim's uid a volume's name has, without dashes; -1 for all of it, as it is.
+    #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
+    volume_name_uuid_length: i32,
+    /// The file system type, where a class gives none.
+    #[arg(long, value_name = "TYPE", default_value = "")]
+    default_fstype: String,
+    /// Tell the driver the names of claim and volume.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
+    extra_create_metadata: bool,
+    /// Ask for volumes in the chosen node's own topology only.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
+    strict_topology: bool,
+    /// Tell the driver of all topologies where no node was chosen.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    immediate_topology: bool,
+    /// Record volumes that are only read as read-only.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
+    controller_publish_readonly: bool,
+    /// Refuse to restore a snapshot as a volume of another mode.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    prevent_volume_mode_conversion: bool,
+    /// Not available: a provisioner on each node.
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
+    node_deployment: bool,
+}
+
+impl ProvisionerArgs {
+    pub(super) fn options(&self, common: &Common) -> Result<Options> {
+        if self.node_deployment {
+            bail!("--node-deployment is not available: run one provisioner for the whole cluster");
+        }
+        let choices = Choices {
+            volume_name_prefix: self.volume_name_prefix.clone(),
+            volume_name_uuid_length: usize::try_from(self.volume_name_uuid_length).ok(),
+            default_fs_type: Some(self.default_fstype.clone()).filter(|t| !t.is_empty()),
+            extra_create_metadata: self.extra_create_metadata,
+            strict_topology: self.strict_topology,
+            immediate_topology: self.immediate_topology,
+            publish_read_only: self.controller_publish_readonly,
+            prevent_volume_mode_conversion: self.prevent_volume_mode_conversion,
+        };
+        Ok(Options {
+            choices,
+            retry: Backoff::new(common.retry_interval_start, common.retry_interval_max),
+            at_once: common.worker_threads.unwrap_or(WORKERS).into(),
+            deadline: common.timeout.unwrap_or(DEADLINE),
+        })
+    }
+}

@@ -1,0 +1,196 @@
+//! `cleat csi-provisioner` as a process of its own, against an API server over TLS and the real driver.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where its steps fail")]
+
+mod support;
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::{Child, Stdio};
+
+use support::Machine;
+use support::stack::{Stack, claim};
+
+/// A sidecar inside the machine's namespace; killed with the test.
+struct Sidecar {
+    process: Child,
+    /// What it logs, as it comes.
+    log: BufReader<std::process::ChildStderr>,
+}
+
+impl Sidecar {
+    fn start(machine: &Machine, command: &[&str]) -> Self {
+        let mut sidecar = machine.command(env!("CARGO_BIN_EXE_cleat"));
+        sidecar.args(command).arg("--kubeconfig").arg(machine.data().join("kubeconfig"));
+        sidecar.arg("--csi-address").arg(machine.data().join("controller.sock"));
+        sidecar.env("CLEAT_LOG", "info").stdin(Stdio::null()).stderr(Stdio::piped());
+        let mut process = sidecar.spawn().unwrap();
+        let log = BufReader::new(process.stderr.take().unwrap());
+        Self { process, log }
+    }
+
+    /// Reads the log up to a line that contains `text`.
+    fn says(&mut self, text: &str) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert!(self.log.read_line(&mut line).unwrap() > 0, "the sidecar ended without saying {text:?}");
+            if line.contains(text) {
+                return line;
+            }
+        }
+    }
+
+    /// Reads on in the background: a full pipe would stop the sidecar.
+    fn mute(mut self) -> Muted {
+        let log = std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = self.log.read_to_string(&mut text);
+            text
+        });
+        Muted { process: self.process, _log: log }
+    }
+}
+
+struct Muted {
+    process: Child,
+    _log: std::thread::JoinHandle<String>,
+}
+
+impl Muted {
+    fn end(mut self, signal: rustix::process::Signal) -> std::process::ExitStatus {
+        rustix::process::kill_process(rustix::process::Pid::from_child(&self.process), signal).unwrap();
+        self.process.wait().unwrap()
+    }
+}
+
+impl Drop for Muted {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn a_provisioner_of_its_own_serves_claims_with_the_flags_of_the_go_one() {
+    let machine = Machine::new();
+    let stack = Stack::start_arguments(&machine, 1, None, &["--without=provisioner"]);
+    stack.apply(&claim("c"));
+    // Nobody serves it, so it is let go at once when it is deleted.
+    stack.apply(&claim("early"));
+    stack.wait_field(
+        "pvc/early",
+        "{.metadata.annotations.volume\\.kubernetes\\.io/storage-provisioner}",
+        "block.cleat.dev",
+    );
+    stack.delete("pvc/early");
+    let mut sidecar = Sidecar::start(
+        &machine,
+        &[
+            "csi-provisioner",
+            "--leader-election=true",
+            "--leader-election-namespace=kube-system",
+            "--http-endpoint=127.0.0.1:0",
+            "--timeout=20s",
+            "--worker-threads=10",
+            "--retry-interval-start=500ms",
+            "--extra-create-metadata",
+            "--feature-gates=Topology=true",
+            "--volume-name-prefix=disk",
+            "--default-fstype=ext4",
+            "--kube-api-qps=5",
+            "-v=2",
+        ],
+    );
+    let listening = sidecar.says("metrics are served");
+    let address = listening.split("address=").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
+    sidecar.says("leading");
+    let sidecar = sidecar.mute();
+    let volume = stack.wait_bound("c");
+    let uid = stack.field("pvc/c", "{.metadata.uid}");
+    assert_eq!(volume, format!("disk-{uid}"));
+    assert_eq!(stack.field("pvc/c", "{.metadata.finalizers}"), "[\"kubernetes.io/pvc-protection\"]");
+    let holder = stack.kubectl(&[
+        "get",
+        "lease",
+        "block.cleat.dev",
+        "-n",
+        "kube-system",
+        "-o",
+        "jsonpath={.spec.holderIdentity}",
+    ]);
+    assert!(!holder.is_empty(), "the lease has a holder");
+    let metrics = ask(&address, "/metrics");
+    for name in ["csi_operations_seconds_count{method_name=\"CreateVolume\"", "workqueue_depth{name=\"provision\"}"] {
+        assert!(metrics.contains(name), "{name} is missing in\n{metrics}");
+    }
+    assert!(ask(&address, "/healthz/leader-election").ends_with("ok"));
+    stack.delete("pvc/c");
+    stack.wait_no_volumes();
+    machine.assert_nothing_left();
+    assert!(sidecar.end(rustix::process::Signal::TERM).success(), "it ends cleanly");
+    let holder = stack.kubectl(&[
+        "get",
+        "lease",
+        "block.cleat.dev",
+        "-n",
+        "kube-system",
+        "-o",
+        "jsonpath={.spec.holderIdentity}",
+    ]);
+    assert_eq!(holder, "", "and gives the lease back");
+}
+
+#[test]
+fn the_next_provisioner_takes_over_when_the_leader_dies() {
+    let machine = Machine::new();
+    let stack = Stack::start_arguments(&machine, 1, None, &["--without=provisioner"]);
+    let election = [
+        "sidecars",
+        "--controllers=provisioner",
+        "--leader-election",
+        "--leader-election-lease-duration=3s",
+        "--leader-election-renew-deadline=2s",
+        "--leader-election-retry-period=500ms",
+    ];
+    let mut first = Sidecar::start(&machine, &election);
+    first.says("leading");
+    let first = first.mute();
+    stack.apply(&claim("a"));
+    stack.wait_bound("a");
+    let mut second = Sidecar::start(&machine, &election);
+    second.says("driver connected");
+    first.end(rustix::process::Signal::KILL);
+    stack.apply(&claim("b"));
+    second.says("leading");
+    let _second = second.mute();
+    stack.wait_bound("b");
+    stack.delete("pvc/a");
+    stack.delete("pvc/b");
+    stack.wait_no_volumes();
+    machine.assert_nothing_left();
+}
+
+#[test]
+fn wrong_flags_are_refused_with_a_sentence() {
+    for (arguments, said) in [
+        (&["csi-provisioner", "--timeout=ten"][..], "not a duration"),
+        (&["csi-provisioner", "--feature-gates=Topology=maybe"], "a gate is true or false"),
+        (&["csi-provisioner", "--node-deployment"], "--node-deployment is not available"),
+        (&["csi-provisioner"], "no --kubeconfig, and not in a pod"),
+        (&["sidecars", "--controllers=nonsense"], "invalid value 'nonsense'"),
+    ] {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_cleat")).args(arguments).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{arguments:?} succeeded");
+        assert!(text.contains(said), "{arguments:?}: {text}");
+    }
+}
+
+fn ask(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).unwrap();
+    reply
+}

@@ -1,0 +1,159 @@
+//! What a volume is to be filled with, and whether that can be had now.
+
+use std::sync::Arc;
+
+use cleat_api::claim::{self, claim_class, volume_phase};
+use cleat_api::key::{Key, Meta as _};
+use cleat_api::keys::{annotation, finalizer};
+use cleat_api::quantity::Quantity;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+
+use super::Choices;
+use crate::provision::snapshots::{VolumeSnapshot, VolumeSnapshotContent};
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Source {
+    #[default]
+    Nothing,
+    /// Another claim's volume, as far as they exist.
+    Claim {
+        name: String,
+        claim: Option<Arc<PersistentVolumeClaim>>,
+        volume: Option<Arc<PersistentVolume>>,
+    },
+    Snapshot(Key),
+    /// A kind that somebody else makes volumes from.
+    Other,
+}
+
+/// The kind of a claim's data source, with group and name. The newer field wins; the server keeps both alike.
+fn reference(claim: &PersistentVolumeClaim) -> Option<(&str, &str, &str)> {
+    let spec = claim.spec.as_ref()?;
+    let newer = spec.data_source_ref.as_ref().map(|r| (&r.kind, &r.api_group, &r.name));
+    let (kind, group, name) = newer.or_else(|| spec.data_source.as_ref().map(|r| (&r.kind, &r.api_group, &r.name)))?;
+    Some((kind, group.as_deref().unwrap_or_default(), name))
+}
+
+fn named(claim: &PersistentVolumeClaim, wanted: (&str, &str)) -> Option<Key> {
+    let (kind, group, name) = reference(claim)?;
+    ((kind, group) == wanted).then(|| Key { namespace: claim.metadata.namespace.clone(), name: name.to_owned() })
+}
+
+/// The claim that this one is to be a clone of.
+pub fn cloned(claim: &PersistentVolumeClaim) -> Option<Key> {
+    named(claim, ("PersistentVolumeClaim", ""))
+}
+
+/// The snapshot that this claim is to be restored from.
+pub fn restored(claim: &PersistentVolumeClaim) -> Option<Key> {
+    named(claim, ("VolumeSnapshot", "snapshot.storage.k8s.io"))
+}
+
+pub fn has_any(claim: &PersistentVolumeClaim) -> bool {
+    reference(claim).is_some()
+}
+
+/// The handle of the volume to clone, if it can be cloned for this claim now.
+pub fn clone_handle(
+    wanted: &PersistentVolumeClaim,
+    driver: &str,
+    name: &str,
+    source: Option<&PersistentVolumeClaim>,
+    volume: Option<&PersistentVolume>,
+) -> Result<String, String> {
+    let source = source.ok_or_else(|| format!("claim in dataSource not found: {name:?}"))?;
+    if claim::claim_phase(source) != "Bound" {
+        return Err(format!("the PVC DataSource {name} must be bound to clone it"));
+    }
+    if source.metadata.is_deleting() {
+        return Err(format!("the PVC DataSource {name} is currently being deleted"));
+    }
+    if claim_class(source).is_none() {
+        return Err(format!("the source PVC {name} has no storage class"));
+    }
+    if claim::requested(wanted) < claim::requested(source) {
+        return Err(format!("new PVC request must be greater than or equal in size to the source PVC {name}"));
+    }
+    if claim::claim_mode(wanted) != claim::claim_mode(source) {
+        return Err(format!("the source PVC {name} has another volume mode"));
+    }
+    let volume = volume.ok_or_else(|| format!("the volume of the source PVC {name} is not found"))?;
+    let csi = volume.spec.as_ref().and_then(|s| s.csi.as_ref()).filter(|csi| csi.driver == driver);
+    let csi = csi.ok_or_else(|| format!("the source PVC {name} is not a volume of driver {driver:?}"))?;
+    if !claim::is_bound_pair(volume, source) || volume_phase(volume) != "Bound" {
+        return Err(format!("the volume of the source PVC {name} is not bound to it"));
+    }
+    Ok(csi.volume_handle.clone())
+}
+
+/// A snapshot with the content it is bound to, as far as they exist.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SnapshotSeen {
+    pub snapshot: Option<VolumeSnapshot>,
+    pub content: Option<VolumeSnapshotContent>,
+}
+
+/// The handle of the snapshot to restore, if this claim can be restored from it now.
+pub fn snapshot_handle(
+    wanted: &PersistentVolumeClaim,
+    driver: &str,
+    key: &Key,
+    seen: &SnapshotSeen,
+    choices: &Choices,
+) -> Result<String, String> {
+    let name = &key.name;
+    let snapshot = seen.snapshot.as_ref().ok_or_else(|| format!("snapshot {name} not found"))?;
+    if snapshot.metadata.is_deleting() && !snapshot.metadata.has_finalizer(finalizer::RESTORING) {
+        return Err(format!("snapshot {name} is currently being deleted"));
+    }
+    let status = snapshot.status.as_ref();
+    if status.and_then(|s| s.bound_volume_snapshot_content_name.as_deref()).is_none_or(str::is_empty) {
+        return Err(format!("snapshot {name} is not bound"));
+    }
+    let content = seen.content.as_ref().ok_or_else(|| format!("the content of snapshot {name} is not found"))?;
+    let back = &content.spec.volume_snapshot_ref;
+    let uid = back.uid.as_deref().unwrap_or_default();
+    let points_back =
+        back.namespace == key.namespace && back.name.as_ref() == Some(name) && uid == snapshot.metadata.uid();
+    if !points_back {
+        return Err(format!("snapshot {name} is not bound to its content"));
+    }
+    if content.spec.driver != driver {
+        return Err(format!("snapshot {name} is not of driver {driver:?}"));
+    }
+    if status.and_then(|s| s.ready_to_use) != Some(true) {
+        return Err(format!("snapshot {name} is not Ready"));
+    }
+    let size = status.and_then(|s| s.restore_size.as_ref()).and_then(|size| size.0.parse::<Quantity>().ok());
+    if let (Some(size), Some(requested)) = (size, claim::requested(wanted))
+        && requested < size
+    {
+        return Err(format!(
+            "requested volume size {requested} is less than the size {size} for the source snapshot {name}"
+        ));
+    }
+    let mode = content.spec.source_volume_mode.as_deref();
+    let convertible = content.metadata.annotation(annotation::ALLOW_MODE_CHANGE).is_some_and(is_true);
+    let keeps_mode = mode.is_none_or(|mode| mode == claim::claim_mode(wanted));
+    if choices.prevent_volume_mode_conversion && !keeps_mode && !convertible {
+        return Err(format!(
+            "requested volume {} modifies the mode of the source volume but does not have permission to do so. {} annotation \
+             is not present on snapshotcontent {}",
+            wanted.metadata.name.as_deref().unwrap_or_default(),
+            annotation::ALLOW_MODE_CHANGE,
+            content.metadata.name.as_deref().unwrap_or_default(),
+        ));
+    }
+    let handle = content.status.as_ref().and_then(|s| s.snapshot_handle.clone());
+    handle.ok_or_else(|| format!("snapshot handle {name} is not available"))
+}
+
+/// The words that Go takes for true.
+fn is_true(text: &str) -> bool {
+    matches!(text, "1" | "t" | "T" | "true" | "TRUE" | "True")
+}
+
+/// May our hold on a snapshot go? `claims` are those to be restored from it.
+pub fn is_restored(claims: &[Arc<PersistentVolumeClaim>]) -> bool {
+    claims.iter().all(|c| claim::claim_phase(c) != "Pending")
+}
