@@ -6,8 +6,8 @@
 //!
 //! Assumes: the provisioner creates volumes already reserved for their claim, and deletes released ones.
 //!
-//! Crash points: a bind is up to four writes: the volume, then its status and the claim together, then the claim's
-//! status. Wherever it stops, the next look at the claim finds the volume reserved for it and goes on. `bind:volume-reserved`,
+//! Crash points: a bind is up to four writes: the volume, its status, the claim, its status; the middle two at the same
+//! time where the volume is held by its provisioner. Wherever it stops, the next look at the claim finds the volume reserved for it and goes on. `bind:volume-reserved`,
 //! `bind:volume-bound` and `bind:claim-pointed` stand between the writes, `bind:provisioner-named` after the request
 //! for provisioning.
 
@@ -76,15 +76,18 @@ fn wake(observed: &observe::Observed, queue: &Queue<Subject>) {
     observed.claims.subscribe(move |change: &Change<PersistentVolumeClaim>| {
         let claim = change.object();
         let key = Key::of(&claim.metadata);
-        match change {
-            Change::Applied { .. } => q.add(Subject::Claim(key)),
-            // A claim can go before it points at the volume that was made for it.
-            Change::Deleted(_) => volumes.reserved_for(&key).into_iter().for_each(|volume| {
+        let pointed_at = claim::volume_name(claim);
+        // A claim can go before it points at the volume that was made for it, or come to point at another.
+        if pointed_at.is_some() || matches!(change, Change::Deleted(_)) {
+            for volume in volumes.reserved_for(&key) {
                 q.add(Subject::Volume(volume.metadata.name.clone().unwrap_or_default()));
-            }),
+            }
         }
-        if let Some(volume) = claim::volume_name(claim) {
+        if let Some(volume) = pointed_at {
             q.add(Subject::Volume(volume.to_owned()));
+        }
+        if matches!(change, Change::Applied { .. }) {
+            q.add(Subject::Claim(key));
         }
     });
     let (q, claims) = (queue.clone(), observed.clone());

@@ -211,7 +211,14 @@ fn a_claim_is_let_go_when_its_volume_is_certain() {
     waiting.volume_binding_mode = Some(claim::WAIT_FOR_FIRST_CONSUMER.to_owned());
     let selecting = held(true, |c| c.spec.as_mut().unwrap().selector = Some(Default::default()));
     for (case, seen, want) in [
-        ("living and bound by somebody who does not know the hold", seen(held(false, point), fast()), "let go"),
+        ("bound by somebody who does not know the hold", recorded(seen(held(false, point), fast())), "let go"),
+        ("bound to another volume, never called", seen(held(false, point), fast()), "let go"),
+        ("bound to another volume, a call in doubt", pending(seen(held(false, point), fast())), "repeat"),
+        (
+            "bound to another volume, an earlier provisioner may have called",
+            inherited(seen(held(false, point), fast())),
+            "provision",
+        ),
         ("living, recorded: the binder's write frees it", recorded(seen(plain(false), fast())), "nothing"),
         ("going, recorded", recorded(seen(plain(true), fast())), "let go"),
         ("going, never called", seen(plain(true), fast()), "let go"),
