@@ -2,7 +2,7 @@
 //!
 //! Guarantees: a volume is never bound to two claims, and a claim never to two volumes. Both sides are written with
 //! the revision they were read at; who loses a race sees a conflict, looks again and decides anew. A volume is released
-//! only after a live look has shown that its claim is gone.
+//! only after a live look has shown that its claim is gone, and a claim is lost only after one at its volume.
 //!
 //! Assumes: the provisioner creates volumes already reserved for their claim, and deletes released ones.
 //!
@@ -19,15 +19,17 @@ mod observe;
 mod shelf;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use cleat_api::claim;
 use cleat_api::key::Key;
-use cleat_runtime::write::WriteError;
+use cleat_runtime::write::{self, WriteError};
 use cleat_runtime::{Backoff, Change, Outcome, Queue, Recorder, work};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use tokio_util::sync::CancellationToken;
 
 use crate::Context;
+use decide::{ClaimDecision, ClaimSeen};
 
 const AT_ONCE: usize = 64;
 
@@ -118,7 +120,12 @@ impl Binder {
         match subject {
             Subject::Claim(key) => {
                 let Some((seen, _taken)) = self.observed.claim(&key, &self.queue) else { return Ok(Outcome::Done) };
-                let decision = decide::claim(&seen);
+                let mut decision = decide::claim(&seen);
+                // The cache of volumes may be behind that of claims.
+                if let (ClaimDecision::Lose(_), Some(name)) = (&decision, claim::volume_name(&seen.claim)) {
+                    let named = write::live(&self.context.client, &Key::cluster(name)).await?.map(Arc::new);
+                    decision = decide::claim(&ClaimSeen { named, ..seen.clone() });
+                }
                 self.settle_claim(&seen.claim, decision).await?;
             }
             Subject::Class(class) => {

@@ -200,7 +200,7 @@ impl Actor {
 
     fn begin(&mut self, subject: &Subject, server: &Server) -> Option<Task> {
         let mut task = match (self.role, subject) {
-            (Role::Binder, Subject::Claim(name)) => self.bind_claim(name),
+            (Role::Binder, Subject::Claim(name)) => self.bind_claim(name, server),
             (Role::Binder, Subject::Volume(name)) => self.bind_volume(name, server),
             (Role::Provisioner, Subject::Claim(name)) => {
                 let claim = self.claims.get(name)?.clone();
@@ -218,7 +218,7 @@ impl Actor {
         (!task.todo.is_empty()).then_some(task)
     }
 
-    fn bind_claim(&self, name: &str) -> Option<Task> {
+    fn bind_claim(&self, name: &str, server: &Server) -> Option<Task> {
         let claim = Arc::new(self.claims.get(name)?.clone());
         let class = match claim_class(&claim) {
             Some("dynamic") => Some(Some(Arc::new(build::class("dynamic", build::DRIVER)))),
@@ -233,7 +233,12 @@ impl Actor {
             claim: claim.clone(),
         };
         let mut task = Task::of(Some(claim.as_ref().clone()), None);
-        match bind::claim(&seen) {
+        let mut decision = bind::claim(&seen);
+        if let (bind::ClaimDecision::Lose(_), Some(name)) = (&decision, volume_name(&claim)) {
+            let named = server.volumes.get(name).cloned().map(Arc::new);
+            decision = bind::claim(&bind::ClaimSeen { named, ..seen });
+        }
+        match decision {
             bind::ClaimDecision::Settled => {}
             bind::ClaimDecision::Wait(_) => {
                 if cleat_api::claim::claim_phase(&claim) != "Pending" {

@@ -97,6 +97,8 @@ impl World {
     pub(crate) fn check_always(&self) {
         let mut bound: BTreeMap<&str, &str> = BTreeMap::new();
         for (name, claim) in &self.server.claims {
+            // Volumes go only where nothing is bound to them: a claim that lost its volume was bound too early.
+            assert_ne!(claim_phase(claim), "Lost", "{name}");
             if claim_phase(claim) != "Bound" {
                 continue;
             }
