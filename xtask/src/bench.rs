@@ -10,6 +10,8 @@ use crate::ci::cargo;
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Name {
+    /// What the API server carries: writes, watchers, lists, memory, start
+    Api,
     /// One claim's way, stage by stage, one claim at a time
     Spine,
     /// Claims one at a time and in storms, there and back, and static pairs
@@ -20,6 +22,7 @@ pub(crate) enum Name {
 
 pub(crate) fn run(root: &Path, name: Name) -> Result<ExitCode> {
     let (package, bench) = match name {
+        Name::Api => ("cleat-apiserver", "api"),
         Name::Spine => ("cleat", "spine"),
         Name::Claims => ("cleat", "claims"),
         Name::Driver => ("cleat-drivers", "driver"),

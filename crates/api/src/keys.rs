@@ -49,6 +49,8 @@ pub mod label {
 }
 
 pub mod taint {
+    /// Every node is created with it.
+    pub const NOT_READY: &str = "node.kubernetes.io/not-ready";
     pub const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 }
 

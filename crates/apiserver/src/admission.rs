@@ -1,9 +1,9 @@
 //! Admission: the rules about an object that need to look at other objects. Runs before the kind's own validation.
 
 use cleat_api::claim::default_class;
-use cleat_api::keys::{annotation, finalizer};
+use cleat_api::keys::{annotation, finalizer, taint};
 use cleat_store::Range;
-use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim, Pod, PodSpec, Toleration};
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolumeClaim, Pod, PodSpec, Taint, Toleration};
 use k8s_openapi::api::storage::v1::StorageClass;
 
 use crate::api::Api;
@@ -29,6 +29,7 @@ pub(crate) async fn create(api: &Api, kind: &dyn Kind, object: &mut dyn Object) 
         }
         ("", "persistentvolumes") => protect(object, finalizer::PV_PROTECTION),
         ("storage.k8s.io", "volumeattributesclasses") => protect(object, finalizer::VAC_PROTECTION),
+        ("", "nodes") => taint_unready(typed_mut(object)),
         ("", "pods") => {
             complete_pod(typed_mut(object));
             check_account(api, kind, typed(object)).await?;
@@ -121,7 +122,7 @@ async fn check_account(api: &Api, kind: &dyn Kind, pod: &Pod) -> Result<(), ApiE
 
 fn tolerate_failing_nodes(spec: &mut PodSpec) {
     let tolerations = spec.tolerations.get_or_insert_default();
-    for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
+    for key in [taint::NOT_READY, "node.kubernetes.io/unreachable"] {
         let covered = tolerations.iter().any(|t| {
             let effect = t.effect.as_deref().unwrap_or_default();
             let named = t.key.as_deref().unwrap_or_default();
@@ -136,6 +137,15 @@ fn tolerate_failing_nodes(spec: &mut PodSpec) {
                 ..Default::default()
             });
         }
+    }
+}
+
+/// A node takes no pods before somebody has seen it ready.
+fn taint_unready(node: &mut Node) {
+    let taints = node.spec.get_or_insert_default().taints.get_or_insert_default();
+    if !taints.iter().any(|t| t.key == taint::NOT_READY && t.effect == "NoSchedule") {
+        let (key, effect) = (taint::NOT_READY.into(), "NoSchedule".into());
+        taints.push(Taint { key, effect, ..Taint::default() });
     }
 }
 

@@ -6,6 +6,7 @@ use cleat_store::Store;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::endpoint::lines::Lines;
 use crate::kind::Kind;
 use crate::limits::Limits;
 use crate::security::Security;
@@ -15,6 +16,7 @@ use crate::view::View;
 pub(crate) struct Api {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) catalog: Catalog,
+    pub(crate) lines: Arc<Lines>,
     pub(crate) security: Security,
     pub(crate) limits: Limits,
     /// Cancelled when the server goes away.

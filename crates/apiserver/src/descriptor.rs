@@ -25,6 +25,14 @@ pub(crate) enum PutMissing {
     Creates,
 }
 
+/// Whether the first write to an object can turn out to change nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FirstWrite {
+    MayBeNothing,
+    /// Something that only reading fills in is written down by it, so it always has a version of its own.
+    Counts,
+}
+
 /// Where an object keeps what the `scale` subresource shows. Paths are lists of field names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Scale {
@@ -71,6 +79,7 @@ pub(crate) struct Descriptor {
     pub(crate) delete_reply: DeleteReply,
     pub(crate) put_version: PutVersion,
     pub(crate) put_missing: PutMissing,
+    pub(crate) first_write: FirstWrite,
     /// Is the kind a question that is answered and not stored?
     only_created: bool,
     pub(crate) list_kind: String,
@@ -98,6 +107,7 @@ impl Descriptor {
             delete_reply: DeleteReply::Object,
             put_version: PutVersion::Optional,
             put_missing: PutMissing::NotFound,
+            first_write: FirstWrite::MayBeNothing,
             only_created: false,
             storage: plural.into(),
             head: String::new(),
@@ -143,6 +153,11 @@ impl Descriptor {
 
     pub(crate) fn put_creates(mut self) -> Self {
         self.put_missing = PutMissing::Creates;
+        self
+    }
+
+    pub(crate) fn first_write_counts(mut self) -> Self {
+        self.first_write = FirstWrite::Counts;
         self
     }
 

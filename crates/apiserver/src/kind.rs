@@ -11,8 +11,8 @@ use jiff::Timestamp;
 use k8s_openapi::Metadata;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use schemars::JsonSchema;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserializer, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
@@ -143,11 +143,10 @@ impl<T: Typed> Object for T {
         let mut out = Vec::with_capacity(512);
         // Maps in the types are ordered and have string keys, so encoding is deterministic and cannot fail.
         self.serialize(&mut serde_json::Serializer::with_formatter(&mut out, WholeNumbers)).expect("API types encode");
-        metadata_first(out).into()
-    }
-
-    fn to_value(&self) -> Value {
-        serde_json::to_value(self).expect("API types encode")
+        let mut out = metadata_first(out);
+        // These bytes may be kept for long.
+        out.shrink_to_fit();
+        out.into()
     }
 }
 
@@ -192,23 +191,11 @@ pub(crate) enum Source<'a> {
     Value(Value),
 }
 
-/// What to do with fields the kind does not have. They are never kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unknown {
-    Ignore,
-    Report,
-}
-
-pub(crate) struct Decoded {
-    pub(crate) object: Box<dyn Object>,
-    /// Paths of unknown fields, if they were to be reported.
-    pub(crate) unknown: Vec<String>,
-}
-
 pub(crate) trait Kind: Send + Sync {
     fn descriptor(&self) -> &Descriptor;
     fn name_rule(&self) -> NameRule;
-    fn decode(&self, source: Source<'_>, unknown: Unknown) -> Result<Decoded, serde_json::Error>;
+    /// Fields the kind does not have are dropped; `strict` tells about them.
+    fn decode(&self, source: Source<'_>) -> Result<Box<dyn Object>, serde_json::Error>;
     fn default(&self, object: &mut dyn Object);
     fn prepare_create(&self, object: &mut dyn Object, now: Timestamp);
     fn prepare_update(&self, new: &mut dyn Object, old: &dyn Object);
@@ -302,16 +289,13 @@ impl<S: Strategy> Kind for Erased<S> {
         S::name_rule()
     }
 
-    fn decode(&self, source: Source<'_>, unknown: Unknown) -> Result<Decoded, serde_json::Error> {
-        match source {
-            Source::Bytes(bytes) => {
-                let mut json = serde_json::Deserializer::from_slice(bytes);
-                let decoded = decode::<S::Object, _>(&mut json, unknown)?;
-                json.end()?;
-                Ok(decoded)
-            }
-            Source::Value(value) => decode::<S::Object, _>(value, unknown),
-        }
+    /// One decoder for both sources: the types are many and large, and each more would be compiled for all of them.
+    fn decode(&self, source: Source<'_>) -> Result<Box<dyn Object>, serde_json::Error> {
+        let decoded = |bytes: &[u8]| serde_json::from_slice::<S::Object>(bytes);
+        Ok(Box::new(match source {
+            Source::Bytes(bytes) => decoded(bytes)?,
+            Source::Value(value) => decoded(value.to_string().as_bytes()).map_err(unplaced)?,
+        }))
     }
 
     fn default(&self, object: &mut dyn Object) {
@@ -387,27 +371,9 @@ impl<S: Strategy> Kind for Erased<S> {
     }
 }
 
-fn decode<'de, T: Typed, D>(source: D, unknown: Unknown) -> Result<Decoded, serde_json::Error>
-where
-    D: Deserializer<'de, Error = serde_json::Error>,
-{
-    let mut paths = Vec::new();
-    let object: T = match unknown {
-        Unknown::Ignore => T::deserialize(source)?,
-        Unknown::Report => serde_ignored::deserialize(source, |path| paths.push(field_path(&path)))?,
-    };
-    Ok(Decoded { object: Box::new(object), unknown: paths })
-}
-
-fn field_path(path: &serde_ignored::Path<'_>) -> String {
-    use serde_ignored::Path;
-    match path {
-        Path::Root => String::new(),
-        Path::Seq { parent, index } => format!("{}[{index}]", field_path(parent)),
-        Path::Map { parent, key } => {
-            let parent = field_path(parent);
-            if parent.is_empty() { key.clone() } else { format!("{parent}.{key}") }
-        }
-        Path::Some { parent } | Path::NewtypeStruct { parent } | Path::NewtypeVariant { parent } => field_path(parent),
-    }
+/// The error without its place in a text that nobody has seen.
+fn unplaced(error: serde_json::Error) -> serde_json::Error {
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    serde::de::Error::custom(text.strip_suffix(&place).unwrap_or(&text))
 }

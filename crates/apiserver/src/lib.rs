@@ -190,7 +190,8 @@ impl ApiServer {
         let (release, released) = watch::channel(());
         let closing = CancellationToken::new();
         let (catalog, limits) = (Catalog::builtin(), config.limits);
-        let api = Arc::new(Api { store, catalog, security, limits, closing, _release: release });
+        let lines = Arc::default();
+        let api = Arc::new(Api { store, catalog, lines, security, limits, closing, _release: release });
         for name in NAMESPACES {
             seed(&api, name).await?;
         }

@@ -6,7 +6,7 @@ use cleat_store::Entry;
 use serde::Deserialize;
 
 use crate::error::ApiError;
-use crate::kind::{Kind, Source, Unknown};
+use crate::kind::{Kind, Source};
 use crate::names;
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -87,8 +87,8 @@ impl Selector {
             "metadata.name" => test.holds(Some(name)),
             "metadata.namespace" => test.holds(Some(namespace)),
             other => {
-                let object = decoded.get_or_insert_with(|| kind.decode(Source::Bytes(&entry.value), Unknown::Ignore));
-                object.as_ref().is_ok_and(|d| test.holds(Some(&kind.field(&*d.object, other))))
+                let object = decoded.get_or_insert_with(|| kind.decode(Source::Bytes(&entry.value)));
+                object.as_ref().is_ok_and(|o| test.holds(Some(&kind.field(&**o, other))))
             }
         })
     }

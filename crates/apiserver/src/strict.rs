@@ -19,6 +19,8 @@ pub(crate) struct Findings {
     pub(crate) complaints: Vec<String>,
     /// Something the typed decoder would let pass and must not.
     pub(crate) fault: Option<String>,
+    /// Does it hold values that say nothing and are not kept?
+    pub(crate) zeros: bool,
 }
 
 /// Looks through a text. One that is no JSON gives nothing: decoding it will.
@@ -32,7 +34,7 @@ pub(crate) fn of_value(schema: &Schema, value: &Value) -> Findings {
 
 fn look<'de>(schema: &Schema, source: impl Deserializer<'de>) -> Findings {
     let mut scan = Scan { path: String::new(), findings: Findings::default() };
-    let _ = Place { scan: &mut scan, at: schema.root() }.deserialize(source);
+    let _ = Place { scan: &mut scan, at: schema.root(), omits_zero: false }.deserialize(source);
     scan.findings
 }
 
@@ -55,6 +57,13 @@ impl Scan {
 struct Place<'s, 'a> {
     scan: &'s mut Scan,
     at: At<'a>,
+    omits_zero: bool,
+}
+
+impl Place<'_, '_> {
+    fn zero_if(self, is_zero: bool) {
+        self.scan.findings.zeros |= self.omits_zero && is_zero;
+    }
 }
 
 impl<'de> DeserializeSeed<'de> for Place<'_, '_> {
@@ -73,7 +82,7 @@ impl<'de> Visitor<'de> for Place<'_, '_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        let Self { scan, at } = self;
+        let Self { scan, at, omits_zero } = self;
         let before = scan.path.len();
         let mut seen: HashSet<String> = HashSet::new();
         while let Some(name) = map.next_key::<String>()? {
@@ -85,7 +94,10 @@ impl<'de> Visitor<'de> for Place<'_, '_> {
                 scan.report("duplicate");
             }
             match at.member(&name) {
-                Some(inner) => map.next_value_seed(Place { scan, at: inner })?,
+                Some(inner) => {
+                    let omits_zero = at.declared(&name).is_some_and(|f| f.omits_zero);
+                    map.next_value_seed(Place { scan, at: inner, omits_zero })?
+                }
                 None => {
                     if at.is_object() {
                         scan.report("unknown");
@@ -96,37 +108,43 @@ impl<'de> Visitor<'de> for Place<'_, '_> {
             seen.insert(name);
             scan.path.truncate(before);
         }
+        scan.findings.zeros |= omits_zero && seen.is_empty() && matches!(at.of, Type::Map { .. });
         Ok(())
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
-        let Self { scan, at } = self;
+        let Self { scan, at, omits_zero } = self;
         let before = scan.path.len();
         let mut index = 0usize;
         loop {
             scan.path.push_str(&format!("[{index}]"));
-            let more = list.next_element_seed(Place { scan, at: at.element() })?;
+            let more = list.next_element_seed(Place { scan, at: at.element(), omits_zero: false })?;
             scan.path.truncate(before);
             if more.is_none() {
+                scan.findings.zeros |= omits_zero && index == 0;
                 return Ok(());
             }
             index += 1;
         }
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+    fn visit_bool<E>(self, flag: bool) -> Result<(), E> {
+        self.zero_if(!flag);
         Ok(())
     }
 
-    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+    fn visit_i64<E>(self, number: i64) -> Result<(), E> {
+        self.zero_if(number == 0);
         Ok(())
     }
 
-    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+    fn visit_u64<E>(self, number: u64) -> Result<(), E> {
+        self.zero_if(number == 0);
         Ok(())
     }
 
-    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+    fn visit_f64<E>(self, number: f64) -> Result<(), E> {
+        self.zero_if(number == 0.0);
         Ok(())
     }
 
@@ -136,6 +154,7 @@ impl<'de> Visitor<'de> for Place<'_, '_> {
         {
             self.scan.findings.fault.get_or_insert(fault);
         }
+        self.zero_if(text.is_empty());
         Ok(())
     }
 

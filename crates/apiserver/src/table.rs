@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde_json::{Value, json};
 
 use crate::http::query::Include;
-use crate::kind::{Kind, Source, Unknown};
+use crate::kind::{Kind, Source};
 use crate::render::{self, Stored};
 
 #[derive(Clone, Copy, Debug)]
@@ -78,11 +78,11 @@ pub(crate) fn close(out: &mut BytesMut) {
 
 /// Appends one row.
 pub(crate) fn row(out: &mut BytesMut, kind: &dyn Kind, stored: &Stored, include: Include, now: Timestamp) {
-    let decoded = kind.decode(Source::Bytes(&stored.value), Unknown::Ignore).ok();
-    let cells = decoded.as_ref().map(|d| kind.cells(&*d.object, now)).unwrap_or_default();
+    let decoded = kind.decode(Source::Bytes(&stored.value)).ok();
+    let cells = decoded.as_ref().map(|o| kind.cells(&**o, now)).unwrap_or_default();
     out.put_slice(br#"{"cells":"#);
     out.put_slice(Value::from(cells).to_string().as_bytes());
-    if let Some(conditions) = decoded.as_ref().and_then(|d| kind.row_conditions(&*d.object)) {
+    if let Some(conditions) = decoded.as_ref().and_then(|o| kind.row_conditions(&**o)) {
         out.put_slice(br#","conditions":"#);
         out.put_slice(conditions.to_string().as_bytes());
     }

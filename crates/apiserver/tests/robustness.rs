@@ -224,3 +224,71 @@ async fn a_stranger_does_not_get_to_send_a_body() {
     let head = format!("POST {MAPS} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 1000000\r\n\r\n");
     assert_eq!(code(&served.exchange(head.as_bytes()).await), "401");
 }
+
+#[tokio::test]
+async fn row_30_many_watches_on_one_connection_and_a_reader_that_stalls() {
+    let served = serve(Limits::default()).await;
+    let socket = TcpStream::connect(served.server.address()).await.unwrap();
+    let mut config = (*served.tls.config()).as_ref().clone();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let tls = TlsConnector::from(Arc::new(config));
+    let stream = tls.connect(ServerName::try_from("localhost").unwrap(), socket).await.unwrap();
+    let io = hyper_util::rt::TokioIo::new(stream);
+    let executor = hyper_util::rt::TokioExecutor::new();
+    let (sender, connection) =
+        hyper::client::conn::http2::handshake::<_, _, http_body_util::Full<bytes::Bytes>>(executor, io).await.unwrap();
+    tokio::spawn(connection);
+    let open = |sender: &hyper::client::conn::http2::SendRequest<http_body_util::Full<bytes::Bytes>>| {
+        let mut sender = sender.clone();
+        async move {
+            let uri = format!("https://localhost{MAPS}?watch=1&resourceVersion=0");
+            let request = http::Request::get(uri).body(http_body_util::Full::default()).unwrap();
+            // The head comes although nothing has happened yet.
+            let response = tokio::time::timeout(WAIT, sender.send_request(request)).await.expect("a head").unwrap();
+            assert_eq!(response.status(), 200);
+            response.into_body()
+        }
+    };
+    let mut watches = Vec::new();
+    for _ in 0..300 {
+        watches.push(open(&sender).await);
+    }
+    // These never read: one on the same connection, and one whose socket is soon full.
+    let _stalled = open(&sender).await;
+    let secrets = "/api/v1/namespaces/default/secrets";
+    let mut full = served.connect().await;
+    full.write_all(format!("GET {secrets}?watch=1 HTTP/1.1\r\nhost: x\r\n\r\n").as_bytes()).await.unwrap();
+    let client = served.server.client("test");
+    let post = async |path: &str, name: String, value: &str| {
+        let body = format!(r#"{{"metadata":{{"name":"{name}"}},"stringData":{{"k":"{value}"}},"data":{{}}}}"#);
+        let request = http::Request::post(path).body(body.into_bytes()).unwrap();
+        client.request::<serde_json::Value>(request).await.unwrap();
+    };
+    let large = "x".repeat(512 << 10);
+    for i in 0..40 {
+        post(secrets, format!("s{i}"), &large).await;
+    }
+    for i in 0..10 {
+        post(MAPS, format!("m{i}"), "v").await;
+        let told = watches.iter_mut().map(|watch| async {
+            let mut line = Vec::new();
+            while !line.ends_with(b"\n") {
+                let frame = tokio::time::timeout(WAIT, http_body_util::BodyExt::frame(watch)).await;
+                let frame = frame.expect("everybody else is told").unwrap().unwrap();
+                line.extend_from_slice(frame.data_ref().unwrap());
+            }
+            assert!(line.starts_with(br#"{"type":"ADDED""#));
+        });
+        futures::future::join_all(told).await;
+    }
+}
+
+#[tokio::test]
+async fn row_30_whoever_comes_when_the_server_goes_is_told_when_to_come_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = ApiServer::open(Config::new(dir.path(), "127.0.0.1:0".parse().unwrap())).await.unwrap();
+    let client = server.client("test");
+    server.close().await;
+    let refused = client.send(http::Request::get(MAPS).body(Vec::new().into()).unwrap()).await.unwrap();
+    assert_eq!((refused.status().as_u16(), refused.headers().get("retry-after").is_some()), (503, true));
+}

@@ -132,7 +132,7 @@ async fn deletion_answers_with_the_object_or_a_status() {
 }
 
 #[tokio::test]
-async fn a_streaming_list_of_nothing_ends_with_its_bookmark() {
+async fn row_1_a_streaming_list_of_nothing_ends_with_its_bookmark() {
     let (_dir, _server, client) = server().await;
     let path =
         format!("{MAPS}?watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan");

@@ -193,3 +193,20 @@ fn a_deleted_node_object_does_not_detach_what_is_mounted() {
     stack.delete("pod/holder");
     stack.wait_mounted("waiter");
 }
+
+#[test]
+fn a_stop_while_the_stack_starts_is_a_clean_stop() {
+    for reached in ["store.redb", "kubeconfig", "pool"] {
+        let machine = Machine::new();
+        let stack = Stack::begin(&machine, 2, None, &[]);
+        // Whichever moment of the start this is, it is before or just at its end.
+        let there = machine.data().join(reached);
+        while !there.exists() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let status = stack.stop();
+        assert!(status.success(), "stopped when {reached} was there: {status}");
+        machine.assert_nothing_left();
+        assert!(Stack::start(&machine, 2).stop().success(), "what was half made is completed");
+    }
+}

@@ -9,6 +9,7 @@ pub mod bind;
 pub mod collect;
 pub mod ephemeral;
 pub mod protect;
+pub mod ready;
 pub mod schedule;
 
 use std::sync::Arc;

@@ -155,3 +155,33 @@ async fn a_truncated_or_scribbled_file_is_refused_and_left_alone() {
     std::fs::write(&path, &good).unwrap();
     assert_eq!(keys(&open(&path)).await.len(), 200);
 }
+
+/// Damage in the middle does not show at the ends: whatever a start accepts must be exactly what was stored.
+#[tokio::test]
+async fn damage_anywhere_is_refused_or_harmless() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store.redb");
+    let store = open(&path);
+    for i in 0..200 {
+        store.create(&format!("/k/{i}"), Bytes::from(vec![b'x'; 2000])).await.unwrap();
+    }
+    drop(store);
+    let good = std::fs::read(&path).unwrap();
+    let mut refused = 0;
+    // One byte is turned, at places spread over the whole file.
+    for at in (0..good.len()).step_by(good.len() / 97) {
+        let mut bytes = good.clone();
+        bytes[at] ^= 0x20;
+        std::fs::write(&path, &bytes).unwrap();
+        match EmbeddedStore::open(&path, History::default()) {
+            Err(OpenError::Corrupt { .. }) => refused += 1,
+            Err(other) => panic!("byte {at}: {other}"),
+            Ok(store) => {
+                let listed = store.list(Range { prefix: "/", ..Range::default() }).await.unwrap();
+                assert_eq!(listed.entries.len(), 200, "byte {at}");
+                assert!(listed.entries.iter().all(|e| e.value == vec![b'x'; 2000]), "byte {at}: a value was changed");
+            }
+        }
+    }
+    assert!(refused > 20, "most of the file is data: {refused}");
+}

@@ -80,6 +80,7 @@ const COMPONENTS: &[(&str, &[Rule])] = &[
             (STORAGE, &["volumeattributesclasses"], &["patch"]),
         ],
     ),
+    ("system:cleat:readiness", &[(CORE, &["nodes"], &["patch"])]),
     ("system:cleat:scheduler", &[(CORE, &["pods/binding"], &["create"]), (CORE, &["pods/status"], &["patch"]), EVENTS]),
     (
         "system:cleat:attach-detach",

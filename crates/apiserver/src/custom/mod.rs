@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::descriptor::Descriptor;
 use crate::field::FieldError;
-use crate::kind::{Decoded, Kind, Object, Source, Unknown, typed, typed_mut};
+use crate::kind::{Kind, Object, Source, typed, typed_mut};
 use crate::meta::NameRule;
 use crate::schema::builtin::{Definitions, PREFIX};
 use crate::table::{self, ColumnOf};
@@ -74,7 +74,7 @@ impl Conversion for Shape {
         if !self.fills && stored.starts_with(self.head.as_bytes()) {
             return stored.clone();
         }
-        let Ok((mut object, _)) = object::read(stored).and_then(CustomObject::parse) else { return stored.clone() };
+        let Ok(mut object) = object::read(stored).and_then(CustomObject::parse) else { return stored.clone() };
         object.api_version.clone_from(&self.api_version);
         object.kind.clone_from(&self.kind);
         self.schema.prune_fields(&mut object.body, "", &mut Vec::new());
@@ -86,7 +86,7 @@ impl Conversion for Shape {
         if self.api_version == self.storage_version {
             return shown;
         }
-        let Ok((mut object, _)) = object::read(&shown).and_then(CustomObject::parse) else { return shown };
+        let Ok(mut object) = object::read(&shown).and_then(CustomObject::parse) else { return shown };
         object.api_version.clone_from(&self.storage_version);
         object.encode()
     }
@@ -116,19 +116,16 @@ impl Kind for Custom {
         NameRule::Subdomain
     }
 
-    fn decode(&self, source: Source<'_>, unknown: Unknown) -> Result<Decoded, serde_json::Error> {
+    fn decode(&self, source: Source<'_>) -> Result<Box<dyn Object>, serde_json::Error> {
         let value = match source {
             Source::Bytes(bytes) => object::read(bytes)?,
             Source::Value(value) => value,
         };
-        let (mut object, mut dropped) = CustomObject::parse(value)?;
+        let mut object = CustomObject::parse(value)?;
         object.api_version.clone_from(&self.shape.api_version);
         object.kind.clone_from(&self.shape.kind);
-        self.shape.schema.prune_fields(&mut object.body, "", &mut dropped);
-        if unknown == Unknown::Ignore {
-            dropped.clear();
-        }
-        Ok(Decoded { object: Box::new(object), unknown: dropped })
+        self.shape.schema.prune_fields(&mut object.body, "", &mut Vec::new());
+        Ok(Box::new(object))
     }
 
     fn default(&self, object: &mut dyn Object) {

@@ -19,8 +19,8 @@ pub(crate) struct CustomObject {
 }
 
 impl CustomObject {
-    /// Takes a whole object apart; tells which fields of its metadata are unknown.
-    pub(super) fn parse(value: Value) -> Result<(Self, Vec<String>), serde_json::Error> {
+    /// Takes a whole object apart.
+    pub(super) fn parse(value: Value) -> Result<Self, serde_json::Error> {
         let Value::Object(mut body) = value else {
             return Err(serde_json::Error::custom("an object is expected"));
         };
@@ -30,12 +30,11 @@ impl CustomObject {
             Some(_) => Err(serde_json::Error::custom(format!("{field} must be a string"))),
         };
         let (api_version, kind) = (text("apiVersion")?, text("kind")?);
-        let mut unknown = Vec::new();
         let meta = match body.remove("metadata") {
             None | Some(Value::Null) => ObjectMeta::default(),
-            Some(metadata) => serde_ignored::deserialize(metadata, |path| unknown.push(format!("metadata.{path}")))?,
+            Some(metadata) => serde_json::from_value(metadata)?,
         };
-        Ok((Self { api_version, kind, meta, body }, unknown))
+        Ok(Self { api_version, kind, meta, body })
     }
 
     /// The object as one value, for paths that lead anywhere in it.

@@ -12,7 +12,7 @@ use crate::field::FieldError;
 use crate::http::Call;
 use crate::http::query::FieldValidation;
 use crate::http::reply::Reply;
-use crate::kind::{Object, Source, Unknown};
+use crate::kind::{Object, Source};
 use crate::managed::{self, ApplyError, Conflict, Operation, Tracker};
 use crate::render::{self, Stored};
 
@@ -163,9 +163,9 @@ impl Request<'_> {
         Ok(live)
     }
 
-    fn decoded(&self, value: Value) -> Result<Box<dyn Object>, ApiError> {
-        let decoded = self.at.kind.decode(Source::Value(value), Unknown::Ignore);
-        Ok(decoded.map_err(|e| self.refusal(ApplyError::Shape(e.to_string())))?.object)
+    fn decoded(&self, mut value: Value) -> Result<Box<dyn Object>, ApiError> {
+        self.at.kind.schema().root().drop_zeros(&mut value);
+        self.at.kind.decode(Source::Value(value)).map_err(|e| self.refusal(ApplyError::Shape(e.to_string())))
     }
 
     /// The fields client-side apply wrote and that still are as it wrote them.

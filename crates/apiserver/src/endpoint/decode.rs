@@ -9,7 +9,7 @@ use crate::error::{ApiError, GroupKind};
 use crate::field::FieldError;
 use crate::http::Call;
 use crate::http::query::FieldValidation;
-use crate::kind::{Kind, Object, Source, Unknown};
+use crate::kind::{Kind, Object, Source};
 use crate::schema::Schema;
 use crate::strict;
 
@@ -36,23 +36,22 @@ pub(crate) fn body(
     // A body that says `null` says nothing, like an object without fields.
     let text: &[u8] = if call.body.trim_ascii() == b"null" { b"{}" } else { &call.body };
     check_type(kind, text)?;
-    // Where the schema is known it tells more, and in order; elsewhere the kind itself says what it does not know.
     let schema = kind.schema();
-    let unknown = match validation {
-        FieldValidation::Warn | FieldValidation::Strict if !schema.is_known() => Unknown::Report,
-        _ => Unknown::Ignore,
-    };
-    let decoded = kind.decode(Source::Bytes(text), unknown).map_err(|e| unreadable(kind, e))?;
+    let mut object = kind.decode(Source::Bytes(text)).map_err(|e| unreadable(kind, e))?;
     let findings = strict::of_text(schema, text);
     if let Some(fault) = findings.fault {
         return Err(unreadable(kind, fault));
     }
-    let mut found = match validation {
+    if findings.zeros {
+        let mut value = serde_json::from_slice(text).map_err(|e| unreadable(kind, e))?;
+        schema.root().drop_zeros(&mut value);
+        object = kind.decode(Source::Value(value)).map_err(|e| unreadable(kind, e))?;
+    }
+    let found = match validation {
         FieldValidation::Ignore => Vec::new(),
         FieldValidation::Warn | FieldValidation::Strict => findings.complaints,
     };
-    found.extend(decoded.unknown.iter().map(|path| format!("unknown field {path:?}")));
-    judge(kind, decoded.object, found, validation)
+    judge(kind, object, found, validation)
 }
 
 fn check_type(kind: &dyn Kind, body: &[u8]) -> Result<(), ApiError> {
@@ -84,7 +83,7 @@ pub(crate) fn repeated(patch: &[u8], validation: FieldValidation) -> Vec<String>
 /// The object a patch has made.
 pub(crate) fn patched(
     at: At<'_>,
-    value: Value,
+    mut value: Value,
     patch: &[u8],
     repeated: Vec<String>,
     validation: FieldValidation,
@@ -95,18 +94,20 @@ pub(crate) fn patched(
         ApiError::Invalid { kind, name: String::new(), errors: vec![FieldError::invalid("patch", shown, why)] }
     };
     let shown = value.to_string();
-    if let Some(fault) = strict::of_value(at.kind.schema(), &value).fault {
+    let findings = strict::of_value(at.kind.schema(), &value);
+    if let Some(fault) = findings.fault {
         return Err(refused(&shown, fault));
     }
-    let unknown = if validation == FieldValidation::Ignore { Unknown::Ignore } else { Unknown::Report };
-    let decoded = at.kind.decode(Source::Value(value), unknown).map_err(|e| refused(&shown, e.to_string()))?;
-    let blamed = if decoded.unknown.is_empty() { String::from_utf8_lossy(patch) } else { shown.into() };
+    let unknown = if validation == FieldValidation::Ignore { Vec::new() } else { findings.complaints };
+    at.kind.schema().root().drop_zeros(&mut value);
+    let object = at.kind.decode(Source::Value(value)).map_err(|e| refused(&shown, e.to_string()))?;
+    let blamed = if unknown.is_empty() { String::from_utf8_lossy(patch) } else { shown.into() };
     let mut warnings = repeated;
-    warnings.extend(decoded.unknown.iter().map(|path| format!("unknown field {path:?}")));
+    warnings.extend(unknown);
     if validation == FieldValidation::Strict && !warnings.is_empty() {
         return Err(refused(&blamed, format!("strict decoding error: {}", warnings.join(", "))));
     }
-    Ok((decoded.object, warnings))
+    Ok((object, warnings))
 }
 
 /// Acts on unknown and duplicate fields.

@@ -16,7 +16,7 @@ use crate::field::FieldError;
 use crate::http::Call;
 use crate::http::query::Effect;
 use crate::http::reply::Reply;
-use crate::kind::{Kind, Object, Source, Unknown, typed, typed_mut};
+use crate::kind::{Kind, Object, Source, typed, typed_mut};
 use crate::render::Stored;
 use crate::{admission, guard, meta};
 
@@ -35,8 +35,8 @@ pub(crate) async fn delete(api: &Api, call: &Call, at: At<'_>) -> Result<Reply, 
     guard::delete(api, at).await?;
     match remove(api, at, &options, effect).await? {
         Outcome::Removed(stored) if at.descriptor().delete_reply == DeleteReply::Status => {
-            let object = at.kind.decode(Source::Bytes(&stored.value), Unknown::Ignore);
-            let uid = object.ok().and_then(|o| o.object.meta().uid.clone());
+            let object = at.kind.decode(Source::Bytes(&stored.value));
+            let uid = object.ok().and_then(|o| o.meta().uid.clone());
             Ok(Reply::success(StatusCode::OK, at.descriptor(), at.name, uid.as_deref()))
         }
         Outcome::Removed(stored) | Outcome::Waiting(stored) => read::one(call, at.kind, StatusCode::OK, &stored),

@@ -5,6 +5,7 @@ mod apply;
 pub(crate) mod binding;
 mod decode;
 pub(crate) mod delete;
+pub(crate) mod lines;
 mod list;
 mod read;
 mod scale;

@@ -13,7 +13,7 @@ use crate::error::{ApiError, GroupKind};
 use crate::field::FieldError;
 use crate::http::Call;
 use crate::http::reply::Reply;
-use crate::kind::{Object, Source, Unknown};
+use crate::kind::{Object, Source};
 use crate::patch::{Format, Patch};
 use crate::render::{self, Stored};
 use crate::schema::Schema;
@@ -61,8 +61,7 @@ async fn write(api: &Api, call: &Call, at: At<'_>, paths: &Scale) -> Result<Stor
                 }
             }
         }
-        let decoded = at.kind.decode(Source::Value(object), Unknown::Ignore);
-        Ok(decoded.map_err(|e| ApiError::BadRequest(e.to_string()))?.object)
+        at.kind.decode(Source::Value(object)).map_err(|e| ApiError::BadRequest(e.to_string()))
     };
     modify(api, at, Part::Main, origin, effect, &mut change).await
 }

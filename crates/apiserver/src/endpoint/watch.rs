@@ -4,15 +4,18 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use cleat_store::{Entry, Event, Range, Revision, WatchError, Watcher};
-use futures::FutureExt;
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
 use serde_json::{Value, json};
-use tokio::time::{Instant, Interval, MissedTickBehavior};
-use tokio_util::sync::CancellationToken;
+use tokio::time::Instant;
 
+use super::lines::{Line, Lines};
 use crate::api::Api;
 use crate::error::ApiError;
 use crate::field::FieldError;
@@ -55,16 +58,30 @@ pub(crate) async fn watch(
     let selector = Selector::parse(&**kind, &options.label_selector, &options.field_selector)?;
     let prefix = super::narrowed(&**kind, namespace, &selector);
     let mut stream = Stream {
-        writer: Writer { kind: kind.clone(), form, include: call.query.include_object()?, columns_sent: false },
+        writer: Writer {
+            lines: (kind.conversion().is_none() && form != Form::Table).then(|| api.lines.clone()),
+            kind: kind.clone(),
+            form,
+            include: call.query.include_object()?,
+            columns_sent: false,
+        },
         selector,
         initial: VecDeque::new(),
         marked: None,
         watcher: None,
         failed: None,
-        deadline: deadline(options.timeout),
-        bookmarks: options.bookmarks.then(bookmark_ticks),
-        closing: [api.closing.clone(), call.closing.clone(), kind.retired().cloned().unwrap_or_default()],
+        bookmarks: options.bookmarks,
+        others: FuturesUnordered::new(),
     };
+    for closing in [Some(&api.closing), Some(&call.closing), kind.retired()].into_iter().flatten() {
+        let closed = closing.clone().cancelled_owned();
+        stream.others.push(closed.map(|()| Wake::Closing).boxed());
+    }
+    let deadline = deadline(options.timeout);
+    stream.others.push(tokio::time::sleep_until(deadline).map(|()| Wake::Deadline).boxed());
+    if options.bookmarks {
+        stream.others.push(bookmark_time());
+    }
     let begun = stream.begin(api, &prefix, start, options.version).await;
     match begun {
         Ok(()) => {}
@@ -110,10 +127,8 @@ fn deadline(asked: Option<Duration>) -> Instant {
     Instant::now() + asked.unwrap_or(Duration::from_secs(DEADLINE_SECONDS.start + spread))
 }
 
-fn bookmark_ticks() -> Interval {
-    let mut ticks = tokio::time::interval_at(Instant::now() + BOOKMARK_PERIOD, BOOKMARK_PERIOD);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    ticks
+fn bookmark_time() -> BoxFuture<'static, Wake> {
+    tokio::time::sleep(BOOKMARK_PERIOD).map(|()| Wake::Bookmark).boxed()
 }
 
 struct Stream {
@@ -125,10 +140,10 @@ struct Stream {
     watcher: Option<Box<dyn Watcher>>,
     /// An error to tell, after which the stream ends.
     failed: Option<ApiError>,
-    deadline: Instant,
-    bookmarks: Option<Interval>,
-    /// Of the server, of the connection, of the kind.
-    closing: [CancellationToken; 3],
+    bookmarks: bool,
+    /// The ends of the server, the connection, the kind and the time; the next bookmark. Each is looked at only when it
+    /// happens: between two events of a busy watch they cost nothing.
+    others: FuturesUnordered<BoxFuture<'static, Wake>>,
 }
 
 enum Wake {
@@ -158,7 +173,7 @@ impl Stream {
                 let snapshot = api.of(kind).list(Range { prefix, ..Range::default() }).await?;
                 let matching = snapshot.entries.iter().filter(|e| self.selector.matches(kind, e));
                 self.initial = matching.map(Stored::from).collect();
-                self.marked = Some(snapshot.revision).filter(|_| marked && self.bookmarks.is_some());
+                self.marked = Some(snapshot.revision).filter(|_| marked && self.bookmarks);
                 snapshot.revision
             }
         };
@@ -192,15 +207,19 @@ impl Stream {
                     return None;
                 }
                 Wake::Event(event) => {
-                    self.take(&mut out, event);
-                    // Whatever else is ready goes into the same chunk.
-                    while out.len() < CHUNK && self.failed.is_none() {
+                    let mut chunk = Chunk::default();
+                    self.take(&mut chunk, event);
+                    // Whatever else is ready goes along.
+                    while chunk.len() < CHUNK && self.failed.is_none() {
                         let Some(ready) = self.watcher.as_mut().and_then(|w| w.next().now_or_never()) else { break };
-                        self.take(&mut out, ready);
+                        self.take(&mut chunk, ready);
+                    }
+                    if let Some(bytes) = chunk.finish() {
+                        return Some(bytes);
                     }
                 }
                 Wake::Bookmark | Wake::Deadline => {
-                    if let Some(watcher) = self.watcher.as_mut().filter(|_| self.bookmarks.is_some()) {
+                    if let Some(watcher) = self.watcher.as_mut().filter(|_| self.bookmarks) {
                         let revision = watcher.progress();
                         self.writer.bookmark(&mut out, revision, false);
                     }
@@ -208,6 +227,7 @@ impl Stream {
                         self.watcher = None;
                         return Some(out.freeze()).filter(|o| !o.is_empty());
                     }
+                    self.others.push(bookmark_time());
                 }
             }
             if !out.is_empty() {
@@ -222,36 +242,55 @@ impl Stream {
 
     /// What happens next; nothing once the watch is over.
     async fn wake(&mut self) -> Option<Wake> {
-        let watcher = self.watcher.as_mut()?;
-        let tick = async {
-            match &mut self.bookmarks {
-                Some(ticks) => drop(ticks.tick().await),
-                None => std::future::pending().await,
-            }
-        };
-        let [server, connection, kind] = &self.closing;
-        Some(tokio::select! {
-            biased;
-            () = server.cancelled() => Wake::Closing,
-            () = connection.cancelled() => Wake::Closing,
-            () = kind.cancelled() => Wake::Closing,
-            event = watcher.next() => Wake::Event(event),
-            () = tokio::time::sleep_until(self.deadline) => Wake::Deadline,
-            () = tick => Wake::Bookmark,
-        })
+        let Self { watcher, others, .. } = self;
+        let watcher = watcher.as_mut()?;
+        let next = std::future::poll_fn(|cx| match others.poll_next_unpin(cx) {
+            Poll::Ready(Some(other)) => Poll::Ready(other),
+            _ => watcher.poll_next(cx).map(Wake::Event),
+        });
+        Some(next.await)
     }
 
-    fn take(&mut self, out: &mut BytesMut, event: Result<Arc<Event>, WatchError>) {
+    fn take(&mut self, chunk: &mut Chunk, event: Result<Arc<Event>, WatchError>) {
         match event {
             Ok(event) => {
                 if let Some((name, stored)) = seen(&*self.writer.kind, &self.selector, &event) {
-                    self.writer.event(out, name, &stored);
+                    chunk.push(self.writer.line(name, &stored));
                 }
             }
             // The store goes away with the server: an end, not an error.
             Err(WatchError::Closed) => self.watcher = None,
             Err(error) => self.failed = Some(watch_error(error)),
         }
+    }
+}
+
+/// What travels together. One line alone, the usual case, is not copied.
+#[derive(Default)]
+struct Chunk {
+    first: Option<Bytes>,
+    joined: BytesMut,
+}
+
+impl Chunk {
+    fn len(&self) -> usize {
+        self.first.as_ref().map_or(self.joined.len(), Bytes::len)
+    }
+
+    fn push(&mut self, line: Bytes) {
+        if self.len() == 0 {
+            self.first = Some(line);
+            return;
+        }
+        if let Some(first) = self.first.take() {
+            self.joined.extend_from_slice(&first);
+        }
+        self.joined.extend_from_slice(&line);
+    }
+
+    fn finish(self) -> Option<Bytes> {
+        let Self { first, joined } = self;
+        first.or_else(|| Some(joined.freeze()).filter(|j| !j.is_empty()))
     }
 }
 
@@ -282,6 +321,8 @@ fn seen(kind: &dyn Kind, selector: &Selector, event: &Event) -> Option<(&'static
 
 /// Writes events in the negotiated form, each on one line.
 struct Writer {
+    /// Where lines are shared, if all watchers of the kind see the same bytes.
+    lines: Option<Arc<Lines>>,
     kind: Arc<dyn Kind>,
     form: Form,
     include: Include,
@@ -289,6 +330,21 @@ struct Writer {
 }
 
 impl Writer {
+    /// A change that other watchers see, too.
+    fn line(&mut self, name: &'static str, stored: &Stored) -> Bytes {
+        let lines = self.lines.clone();
+        let line = Line { revision: stored.revision, name, form: self.form };
+        let mut make = || {
+            let mut out = BytesMut::with_capacity(stored.value.len() + 128);
+            self.event(&mut out, name, stored);
+            out.freeze()
+        };
+        match lines {
+            Some(lines) => lines.get(line, make),
+            None => make(),
+        }
+    }
+
     fn event(&mut self, out: &mut BytesMut, name: &str, stored: &Stored) {
         out.put_slice(br#"{"type":""#);
         out.put_slice(name.as_bytes());

@@ -6,11 +6,11 @@ use k8s_openapi::api::core::v1::Namespace;
 
 use super::At;
 use crate::api::Api;
-use crate::descriptor::PutVersion;
+use crate::descriptor::{FirstWrite, PutVersion};
 use crate::error::ApiError;
 use crate::field::FieldError;
 use crate::http::query::Effect;
-use crate::kind::{Kind, Object, Source, Unknown, typed, typed_mut};
+use crate::kind::{Kind, Object, Source, typed, typed_mut};
 use crate::render::Stored;
 use crate::{admission, guard, managed, meta};
 
@@ -108,7 +108,7 @@ fn place(namespaced: bool, namespace: Option<&str>, object: &mut dyn Object) -> 
 
 pub(crate) fn decode(kind: &dyn Kind, entry: &Entry) -> Result<Box<dyn Object>, ApiError> {
     let damaged = |e| ApiError::Internal(format!("the stored object {} cannot be read: {e}", entry.key));
-    Ok(kind.decode(Source::Bytes(&entry.value), Unknown::Ignore).map_err(damaged)?.object)
+    kind.decode(Source::Bytes(&entry.value)).map_err(damaged)
 }
 
 /// Computes the new object from the current one; runs again if somebody else wrote in between.
@@ -150,7 +150,8 @@ pub(crate) async fn modify(
         }
         managed::keep_times(&mut *new, &*old, &entry.value);
         let value = new.encode();
-        if value == entry.value {
+        let counts = at.descriptor().first_write == FirstWrite::Counts && entry.modified == entry.created;
+        if value == entry.value && !counts {
             return Ok(stored);
         }
         if effect == Effect::DryRun {

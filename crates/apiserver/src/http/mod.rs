@@ -7,6 +7,7 @@ pub(crate) mod gate;
 mod health;
 mod protobuf;
 mod protobuf_security;
+mod protobuf_sidecars;
 pub(crate) mod query;
 pub(crate) mod reply;
 pub(crate) mod route;

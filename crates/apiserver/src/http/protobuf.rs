@@ -1,12 +1,13 @@
-//! Protobuf request bodies, for the kinds that kubectl's own subcommands send that way (`kubectl create namespace`,
-//! `configmap`, `secret`, `serviceaccount`). A body becomes the JSON it stands for and then goes the way of any other.
-//! Other kinds are answered as an unsupported media type.
+//! Protobuf request bodies, for the kinds that clients really send that way: kubectl's own subcommands (`kubectl create
+//! namespace`, `configmap`, `secret`, `serviceaccount`) and the CSI sidecars (`protobuf_sidecars`). A body becomes the JSON
+//! it stands for and then goes the way of any other. Other kinds are answered as an unsupported media type.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use jiff::Timestamp;
 use serde_json::{Map, Value};
 
-use super::protobuf_security;
+use super::{protobuf_security, protobuf_sidecars};
 
 pub(crate) const MEDIA_TYPE: &str = "application/vnd.kubernetes.protobuf";
 const MAGIC: &[u8] = b"k8s\0";
@@ -17,17 +18,30 @@ pub(super) type Field = (u64, &'static str, Holds);
 #[derive(Clone, Copy)]
 pub(super) enum Holds {
     Text,
+    /// An empty one differs from none.
+    TextMeant,
     Texts,
     Flag,
     Number,
     Message(&'static [Field]),
     Messages(&'static [Field]),
+    /// A message whose fields stand directly in the message around it, and which may hold no others.
+    Inlined(&'static [Field]),
     TextMap,
     /// Values are binary, shown in base64.
     BinaryMap,
+    Quantity,
+    Quantities,
+    /// Shown to the second.
+    Time,
+    /// Shown with six digits after the second.
+    MicroTime,
 }
 
-use Holds::{BinaryMap, Flag, Message, Messages, Number, Text, TextMap, Texts};
+use Holds::{
+    BinaryMap, Flag, Inlined, Message, Messages, MicroTime, Number, Quantities, Quantity, Text, TextMap, TextMeant,
+    Texts, Time,
+};
 
 const OWNER: &[Field] = &[
     (1, "kind", Text),
@@ -50,7 +64,7 @@ pub(super) const METADATA: &[Field] = &[
     (14, "finalizers", Texts),
 ];
 const NAMED: &[Field] = &[(1, "name", Text)];
-const REFERENCE: &[Field] = &[
+pub(super) const REFERENCE: &[Field] = &[
     (1, "kind", Text),
     (2, "namespace", Text),
     (3, "name", Text),
@@ -61,6 +75,7 @@ const REFERENCE: &[Field] = &[
 ];
 const PRECONDITIONS: &[Field] = &[(1, "uid", Text), (2, "resourceVersion", Text)];
 
+/// By kind, with its version where the kind alone is not enough.
 const KINDS: &[(&str, &[Field])] = &[
     (
         "Namespace",
@@ -131,12 +146,15 @@ pub(crate) fn decode(body: &[u8]) -> Result<Value, ProtobufError> {
             _ => {}
         }
     }
-    let kind = head.get("kind").and_then(Value::as_str).unwrap_or_default();
+    let said = |field: &str| head.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let kind = said("kind");
+    let full = format!("{}.{kind}", said("apiVersion"));
     let (_, fields) = KINDS
         .iter()
         .chain(protobuf_security::KINDS)
-        .find(|(name, _)| *name == kind)
-        .ok_or_else(|| ProtobufError::UnknownKind(kind.into()))?;
+        .chain(protobuf_sidecars::KINDS)
+        .find(|(name, _)| *name == kind || *name == full)
+        .ok_or(ProtobufError::UnknownKind(kind))?;
     head.append(&mut message(raw, fields)?);
     Ok(head.into())
 }
@@ -149,27 +167,61 @@ fn message(bytes: &[u8], fields: &[Field]) -> Result<Map<String, Value>, Protobu
         match (holds, piece) {
             // Go writes empty strings where JSON leaves the field out.
             (Text, Piece::Bytes(b"")) => {}
-            (Text, Piece::Bytes(bytes)) => drop(out.insert((*name).into(), text(bytes)?.into())),
+            (Text | TextMeant, Piece::Bytes(bytes)) => drop(out.insert((*name).into(), text(bytes)?.into())),
             (Flag, Piece::Number(n)) => drop(out.insert((*name).into(), (n != 0).into())),
             (Number, Piece::Number(n)) => drop(out.insert((*name).into(), n.cast_signed().into())),
             (Message(inner), Piece::Bytes(bytes)) => {
                 drop(out.insert((*name).into(), message(bytes, inner)?.into()));
             }
+            (Inlined(inner), Piece::Bytes(bytes)) => {
+                for part in Parts(bytes) {
+                    let (number, _) = part?;
+                    if !inner.iter().any(|(n, _, _)| *n == number) {
+                        return Err(ProtobufError::UnknownKind(format!("{name} {number}")));
+                    }
+                }
+                out.append(&mut message(bytes, inner)?);
+            }
+            (Quantity, Piece::Bytes(bytes)) => drop(out.insert((*name).into(), quantity(bytes)?)),
+            (Time | MicroTime, Piece::Bytes(bytes)) => {
+                out.extend(time(bytes, holds)?.map(|time| ((*name).into(), time)));
+            }
             (Texts, Piece::Bytes(bytes)) => push(&mut out, name, text(bytes)?.into()),
             (Messages(inner), Piece::Bytes(bytes)) => push(&mut out, name, message(bytes, inner)?.into()),
-            (TextMap | BinaryMap, Piece::Bytes(bytes)) => {
+            (TextMap | BinaryMap | Quantities, Piece::Bytes(bytes)) => {
                 let (key, value) = pair(bytes)?;
-                let value = match holds {
-                    BinaryMap => BASE64_STANDARD.encode(value),
-                    _ => text(value)?,
+                let value: Value = match holds {
+                    BinaryMap => BASE64_STANDARD.encode(value).into(),
+                    Quantities => quantity(value)?,
+                    _ => text(value)?.into(),
                 };
                 let map = out.entry(*name).or_insert_with(|| Map::new().into());
-                map[key] = value.into();
+                map[key] = value;
             }
             _ => return Err(ProtobufError::Malformed),
         }
     }
     Ok(out)
+}
+
+fn quantity(bytes: &[u8]) -> Result<Value, ProtobufError> {
+    let mut inner = message(bytes, &[(1, "string", TextMeant)])?;
+    Ok(inner.remove("string").unwrap_or_else(|| "0".into()))
+}
+
+/// Nothing for a time that was never set.
+fn time(bytes: &[u8], shown: &Holds) -> Result<Option<Value>, ProtobufError> {
+    let inner = message(bytes, &[(1, "seconds", Number), (2, "nanos", Number)])?;
+    if inner.is_empty() {
+        return Ok(None);
+    }
+    let number = |name: &str| inner.get(name).and_then(Value::as_i64).unwrap_or(0);
+    let nanos = i32::try_from(number("nanos")).map_err(|_| ProtobufError::Malformed)?;
+    let time = Timestamp::new(number("seconds"), nanos).map_err(|_| ProtobufError::Malformed)?;
+    Ok(Some(match shown {
+        MicroTime => format!("{time:.6}").into(),
+        _ => format!("{time:.0}").into(),
+    }))
 }
 
 fn push(out: &mut Map<String, Value>, name: &str, value: Value) {
@@ -288,6 +340,39 @@ mod tests {
         let options = enveloped("DeleteOptions", &[vec![8, 0], field(4, b"Background")].concat());
         assert_eq!(decode(&options).unwrap()["propagationPolicy"], "Background");
         assert_eq!(decode(&options).unwrap()["gracePeriodSeconds"], 0);
+    }
+
+    #[test]
+    fn sidecars_are_understood() {
+        let whole = |version: &str, kind: &str, raw: &[u8]| {
+            let head = [field(1, version.as_bytes()), field(2, kind.as_bytes())].concat();
+            [MAGIC.to_vec(), field(1, &head), field(2, raw)].concat()
+        };
+        let meta = field(1, &field(1, b"m"));
+        let renewed = [vec![8, 0xa5, 0xeb, 0xdc, 0xca, 0x06], vec![16, 0xa0, 0xf7, 0x36]].concat();
+        let spec = [field(1, b""), vec![16, 15], field(4, &renewed)].concat();
+        let lease =
+            decode(&whole("coordination.k8s.io/v1", "Lease", &[meta.clone(), field(2, &spec)].concat())).unwrap();
+        let want =
+            json!({ "holderIdentity": "", "leaseDurationSeconds": 15, "renewTime": "2026-01-02T03:04:05.000900Z" });
+        assert_eq!(lease["spec"], want);
+        let event = [meta.clone(), field(6, &renewed), field(7, b""), vec![64, 2]].concat();
+        let event = decode(&whole("v1", "Event", &event)).unwrap();
+        assert_eq!((&event["firstTimestamp"], &event["count"]), (&json!("2026-01-02T03:04:05Z"), &json!(2)));
+        assert_eq!(event.get("lastTimestamp"), None);
+        let size = [field(1, b"storage"), field(2, &field(1, b"1Gi"))].concat();
+        let source = |number: u8| {
+            let csi = field(1, b"block.cleat.dev");
+            // The number 22 needs a second byte.
+            let tag = if number == 22 { vec![0xb2, 1] } else { vec![number << 3 | 2] };
+            field(2, &[tag, vec![csi.len() as u8], csi].concat())
+        };
+        let volume = |number| [meta.clone(), field(2, &[field(1, &size), source(number)].concat())].concat();
+        let made = decode(&whole("v1", "PersistentVolume", &volume(22))).unwrap();
+        assert_eq!(made["spec"], json!({ "capacity": { "storage": "1Gi" }, "csi": { "driver": "block.cleat.dev" } }));
+        let other = decode(&whole("v1", "PersistentVolume", &volume(5)));
+        assert!(matches!(other, Err(ProtobufError::UnknownKind(_))), "no source is dropped in silence");
+        assert!(matches!(decode(&whole("v2", "Event", &meta)), Err(ProtobufError::UnknownKind(_))));
     }
 
     #[test]

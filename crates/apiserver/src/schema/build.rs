@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::builtin::{Definitions, PREFIX};
 use super::{Field, Key, PatchRule, Relation, Scalar, Schema, Type, TypeId};
+use super::{facts, zero};
 
 /// Whose description it is: what an object without properties may hold differs.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -70,17 +71,17 @@ impl Builder {
     fn add(&mut self, schema: &Value) -> TypeId {
         let Some(name) = reference(schema) else {
             let id = self.reserve();
-            return self.fill(id, schema, self.author);
+            return self.fill(id, "", schema, self.author);
         };
         let Some(mut definition) = self.definitions.get(name).cloned() else {
             let id = self.reserve();
-            return self.fill(id, &json!({}), Author::Builtin);
+            return self.fill(id, name, &json!({}), Author::Builtin);
         };
         // A field may treat the type it refers to differently from the rest.
         if let Some(map_type) = schema.get("x-kubernetes-map-type") {
             definition["x-kubernetes-map-type"] = map_type.clone();
             let id = self.reserve();
-            return self.fill(id, &definition, Author::Builtin);
+            return self.fill(id, name, &definition, Author::Builtin);
         }
         if let Some(id) = self.named.get(name) {
             return *id;
@@ -91,7 +92,7 @@ impl Builder {
             self.types[id as usize] = Type::Scalar(Scalar::MicroTime);
             return id;
         }
-        self.fill(id, &definition, Author::Builtin)
+        self.fill(id, name, &definition, Author::Builtin)
     }
 
     /// Takes the position first, so that a type can refer to itself and the root comes first.
@@ -100,15 +101,15 @@ impl Builder {
         (self.types.len() - 1) as TypeId
     }
 
-    fn fill(&mut self, id: TypeId, schema: &Value, author: Author) -> TypeId {
+    fn fill(&mut self, id: TypeId, name: &str, schema: &Value, author: Author) -> TypeId {
         let author_before = std::mem::replace(&mut self.author, author);
-        let made = self.made(schema);
+        let made = self.made(name, schema);
         self.author = author_before;
         self.types[id as usize] = made;
         id
     }
 
-    fn made(&mut self, schema: &Value) -> Type {
+    fn made(&mut self, name: &str, schema: &Value) -> Type {
         if is_true(schema, "x-kubernetes-int-or-string") {
             return Type::Scalar(Scalar::IntOrText);
         }
@@ -121,12 +122,12 @@ impl Builder {
                 let element = self.add(&schema["items"]);
                 Type::List { element, relation: self.relation(schema, element) }
             }
-            Some("object") => self.object(schema),
+            Some("object") => self.object(name, schema),
             _ => Type::Untyped { atomic: false },
         }
     }
 
-    fn object(&mut self, schema: &Value) -> Type {
+    fn object(&mut self, type_name: &str, schema: &Value) -> Type {
         let atomic = schema["x-kubernetes-map-type"] == "atomic";
         let mut declared = schema["properties"].as_object().cloned().unwrap_or_default();
         if is_true(schema, "x-kubernetes-embedded-resource") {
@@ -146,8 +147,10 @@ impl Builder {
         let mut fields: Vec<Field> = Vec::with_capacity(declared.len());
         for (name, property) in &declared {
             let embedded = reference(property).is_some() && property["default"].is_object();
+            let required = schema["required"].as_array().is_some_and(|r| r.iter().any(|r| r == name));
+            let omits_zero = !type_name.is_empty() && !required && !zero::is_meant(facts::short(type_name), name);
             let of = self.add(property);
-            fields.push(Field { name: name.as_str().into(), of, patch: patch_rule(property), embedded });
+            fields.push(Field { name: name.as_str().into(), of, patch: patch_rule(property), embedded, omits_zero });
         }
         fields.sort_by(|a, b| a.name.cmp(&b.name));
         Type::Struct { fields, atomic, others }

@@ -7,6 +7,7 @@
 pub(crate) mod build;
 pub(crate) mod builtin;
 mod facts;
+mod zero;
 
 /// Position of a type in its schema.
 pub(crate) type TypeId = u32;
@@ -78,6 +79,8 @@ pub(crate) struct Field {
     /// The field is there even if nothing was given: a struct held by value. What is inside can be owned, the field
     /// itself cannot.
     pub(crate) embedded: bool,
+    /// Empty, zero or false is the same as left out.
+    pub(crate) omits_zero: bool,
 }
 
 /// What a strategic merge does with a field.
@@ -111,10 +114,6 @@ impl Schema {
     /// For objects whose shape nobody has described: objects are joined by key, lists are one value.
     pub(crate) fn unknown() -> &'static Schema {
         &UNKNOWN
-    }
-
-    pub(crate) fn is_known(&self) -> bool {
-        !self.types.is_empty()
     }
 
     pub(crate) fn root(&self) -> At<'_> {

@@ -33,7 +33,10 @@ impl Strategy for Claims {
     type Object = PersistentVolumeClaim;
 
     fn descriptor() -> Descriptor {
-        Descriptor::new("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims").short(&["pvc"]).with_status()
+        Descriptor::new("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+            .short(&["pvc"])
+            .with_status()
+            .first_write_counts()
     }
 
     fn default(claim: &mut PersistentVolumeClaim) {

@@ -57,7 +57,7 @@ fn thing(name: &str, spec: Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_definition_is_served_by_the_time_it_says_so() {
+async fn row_27_a_definition_is_served_by_the_time_it_says_so() {
     let talk = defined().await;
     for i in 0..100 {
         talk.made(THINGS, thing(&format!("t{i}"), json!({ "size": 1 }))).await;
@@ -96,7 +96,7 @@ async fn objects_are_pruned_filled_and_checked() {
 }
 
 #[tokio::test]
-async fn status_and_specification_are_written_apart() {
+async fn row_24_status_and_specification_are_written_apart() {
     let talk = defined().await;
     let mut with_status = thing("a", json!({ "size": 3 }));
     with_status["status"] = json!({ "phase": "Sneaked" });

@@ -152,3 +152,53 @@ async fn secrets_and_maps_that_are_frozen_stay_as_they_are() {
     talk.made(maps, frozen).await;
     assert_eq!(causes(&talk.patch(&format!("{maps}/m"), json!({ "data": { "k": "w" } })).await.1), ["data"]);
 }
+
+#[tokio::test]
+async fn what_says_nothing_is_not_kept_and_changes_nothing() {
+    let talk = talk().await;
+    let pods = "/api/v1/namespaces/default/pods";
+    let pod = json!({ "metadata": { "name": "p", "labels": {} }, "spec": {
+        "hostNetwork": false, "tolerations": [], "nodeName": "", "automountServiceAccountToken": false,
+        "containers": [{ "name": "c", "image": "i", "command": [], "stdin": false }],
+    } });
+    let made = talk.made(pods, pod).await;
+    let spec = &made["spec"];
+    for absent in ["hostNetwork", "nodeName"] {
+        assert_eq!(spec.get(absent), None, "{spec}");
+    }
+    assert_eq!((spec["containers"][0].get("command"), made["metadata"].get("labels")), (None, None));
+    assert_eq!(spec["automountServiceAccountToken"], false, "for this one false differs from nothing");
+    assert_eq!(spec["tolerations"].as_array().unwrap().len(), 2, "those every pod gets");
+    for silent in [json!({ "tolerations": [] }), json!({ "hostPID": false, "hostname": "" })] {
+        let (code, same) = talk.patch(&format!("{pods}/p"), json!({ "spec": silent })).await;
+        assert_eq!((code, &same), (200, &made));
+    }
+    let volume = json!({ "metadata": { "name": "v" }, "spec": {
+        "capacity": { "storage": "1Gi" }, "accessModes": ["ReadWriteOnce"], "storageClassName": "",
+        "hostPath": { "path": "/x" },
+    } });
+    let made = talk.made("/api/v1/persistentvolumes", volume.clone()).await;
+    assert_eq!(made["spec"].get("storageClassName"), None);
+    assert_eq!(made["spec"]["hostPath"]["type"], "");
+    let applied = json!({ "apiVersion": "v1", "kind": "PersistentVolume", "metadata": volume["metadata"], "spec": volume["spec"] });
+    let path = "/api/v1/persistentvolumes/v?fieldManager=m&force=true";
+    let (code, applied) = talk.send("PATCH", path, "application/apply-patch+yaml", "application/json", &applied).await;
+    assert_eq!((code, applied["spec"].get("storageClassName")), (200, None));
+}
+
+#[tokio::test]
+async fn a_node_begins_with_the_taint_of_those_not_ready() {
+    let talk = talk().await;
+    let unready = json!({ "key": "node.kubernetes.io/not-ready", "effect": "NoSchedule" });
+    let own = json!({ "key": "k", "effect": "NoSchedule" });
+    for (name, has, want) in [
+        ("a", json!(null), json!([unready])),
+        ("b", json!([own]), json!([own, unready])),
+        ("c", json!([unready, own]), json!([unready, own])),
+    ] {
+        let node = json!({ "metadata": { "name": name }, "spec": { "taints": has } });
+        assert_eq!(talk.made("/api/v1/nodes", node).await["spec"]["taints"], want, "{name}");
+    }
+    let (_, lifted) = talk.patch("/api/v1/nodes/a", json!({ "spec": { "taints": null } })).await;
+    assert_eq!(lifted["spec"].get("taints"), None, "whoever may change the node may lift it");
+}

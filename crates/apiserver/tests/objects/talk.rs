@@ -17,12 +17,57 @@ pub(crate) struct Talk {
 }
 
 pub(crate) async fn talk() -> Talk {
+    talk_with(|_| {}).await
+}
+
+pub(crate) async fn talk_with(configure: impl FnOnce(&mut Config)) -> Talk {
     let dir = tempfile::tempdir().unwrap();
-    let server = ApiServer::open(Config::new(dir.path(), "127.0.0.1:0".parse().unwrap())).await.unwrap();
+    let mut config = Config::new(dir.path(), "127.0.0.1:0".parse().unwrap());
+    configure(&mut config);
+    let server = ApiServer::open(config).await.unwrap();
     Talk { client: server.client("system:admin"), server, dir }
 }
 
+/// A server and a client named `component`, for those who look at who wrote what.
+pub(crate) async fn server() -> (tempfile::TempDir, ApiServer, Client) {
+    let Talk { dir, server, .. } = talk().await;
+    let client = server.client("component");
+    (dir, server, client)
+}
+
+pub(crate) async fn send(client: &Client, method: &str, path: &str, media: &str, body: impl ToString) -> (u16, Value) {
+    let request = http::Request::builder().method(method).uri(path).header("content-type", media);
+    let response = client.send(request.body(body.to_string().into_bytes().into()).unwrap()).await.unwrap();
+    let code = response.status().as_u16();
+    let bytes = http_body_util::BodyExt::collect(response.into_body()).await.unwrap().to_bytes();
+    (code, serde_json::from_slice(&bytes).unwrap())
+}
+
+/// An answer as it came.
+pub(crate) struct Raw {
+    pub(crate) code: u16,
+    headers: http::HeaderMap,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Raw {
+    /// A header's value; empty if it is not there.
+    pub(crate) fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map(|value| value.to_str().unwrap()).unwrap_or_default()
+    }
+}
+
 impl Talk {
+    /// Sends these bytes with these headers.
+    pub(crate) async fn raw(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Raw {
+        let request = http::Request::builder().method(method).uri(path);
+        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        let response = self.client.send(request.body(body.to_vec().into()).unwrap()).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let body = http_body_util::BodyExt::collect(body).await.unwrap().to_bytes().to_vec();
+        Raw { code: parts.status.as_u16(), headers: parts.headers, body }
+    }
+
     pub(crate) async fn send(&self, method: &str, path: &str, media: &str, accept: &str, body: &Value) -> (u16, Value) {
         let (code, _, value) = self.whole(method, path, media, accept, body).await;
         (code, value)

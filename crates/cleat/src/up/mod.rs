@@ -188,7 +188,7 @@ impl Stack {
     }
 
     fn start_controllers(&mut self, config: &Config) {
-        use cleat_controllers::{Context, attach, bind, collect, ephemeral, protect, schedule};
+        use cleat_controllers::{Context, attach, bind, collect, ephemeral, protect, ready, schedule};
         let context = |user: &str| Context {
             client: self.server.component(user),
             caches: self.caches.clone(),
@@ -202,6 +202,7 @@ impl Stack {
         self.acting.spawn(collect::run(context("system:cleat:collector"), stop()));
         self.acting.spawn(ephemeral::run(context("system:cleat:ephemeral"), stop()));
         self.acting.spawn(protect::run(context("system:cleat:protector"), stop()));
+        self.acting.spawn(ready::run(context("system:cleat:readiness"), stop()));
         self.acting.spawn(schedule::run(context("system:cleat:scheduler"), stop()));
         self.acting.spawn(attach::run(context("system:cleat:attach-detach"), stop()));
     }

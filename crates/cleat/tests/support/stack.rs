@@ -20,7 +20,7 @@ pub(crate) struct Stack<'m> {
     machine: &'m Machine,
     process: Option<Child>,
     /// Kept open: a stack that writes to it later must not find it closed.
-    _says: BufReader<ChildStdout>,
+    says: BufReader<ChildStdout>,
 }
 
 impl<'m> Stack<'m> {
@@ -35,6 +35,15 @@ impl<'m> Stack<'m> {
 
     /// The same, with more arguments for `cleat up`.
     pub(crate) fn start_arguments(machine: &'m Machine, nodes: u16, crash_at: Option<&str>, more: &[&str]) -> Self {
+        let mut stack = Self::begin(machine, nodes, crash_at, more);
+        let mut line = String::new();
+        stack.says.read_line(&mut line).unwrap();
+        assert!(crash_at.is_some() || line.starts_with("cleat is up"), "the stack did not start: {line:?}");
+        stack
+    }
+
+    /// Does not wait until the stack is up.
+    pub(crate) fn begin(machine: &'m Machine, nodes: u16, crash_at: Option<&str>, more: &[&str]) -> Self {
         let mut command = machine.command(env!("CARGO_BIN_EXE_cleat"));
         command.args(["up", "--listen", "127.0.0.1:0", "--nodes", &nodes.to_string(), "--data-dir"]);
         command.arg(machine.data()).arg("--audit-log").arg(machine.scratch("audit.log"));
@@ -44,11 +53,8 @@ impl<'m> Stack<'m> {
             command.env("CLEAT_CRASH_AT", format!("{point}@{}", machine.scratch("crashed").display()));
         }
         let mut process = command.spawn().expect("nsenter is part of util-linux: apt-get install util-linux");
-        let mut says = BufReader::new(process.stdout.take().unwrap());
-        let mut line = String::new();
-        says.read_line(&mut line).unwrap();
-        assert!(crash_at.is_some() || line.starts_with("cleat is up"), "the stack did not start: {line:?}");
-        Self { machine, process: Some(process), _says: says }
+        let says = BufReader::new(process.stdout.take().unwrap());
+        Self { machine, process: Some(process), says }
     }
 
     pub(crate) fn pid(&self) -> u32 {

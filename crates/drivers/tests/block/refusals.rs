@@ -8,7 +8,7 @@ use std::{
 use cleat_csi::{Code, v1, v1::volume_capability::access_mode::Mode};
 use cleat_host::mount;
 
-use crate::rig::{Rig, Volume, create_request, raw, writer};
+use crate::rig::{Rig, Volume, create_request, mounted, raw, writer};
 
 #[tokio::test]
 async fn a_volume_is_never_on_two_nodes() {
@@ -34,6 +34,30 @@ async fn a_volume_is_never_on_two_nodes() {
     assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
     volume.unstage(&a, &on_a).await.unwrap();
     volume.stage(&b, &on_b).await.unwrap();
+}
+
+#[tokio::test]
+async fn nodes_of_one_machine_that_share_a_volume_leave_it_one_by_one() {
+    let rig = Rig::new();
+    let (a, b) = (rig.driver("a").await, rig.driver("b").await);
+    let (on_a, on_b) = (rig.make("staging-a"), rig.make("staging-b"));
+    let volume = Volume::create(&a, "pvc-1", writer("ext4")).await.unwrap();
+    volume.up(&a, "a", &on_a).await;
+    fs::write(Path::new(&on_a).join("file"), "shared").unwrap();
+    volume.down(&a, "a", &on_a).await;
+
+    let readers = Volume { id: volume.id.clone(), capability: mounted("ext4", Mode::MultiNodeReaderOnly) };
+    readers.up(&a, "a", &on_a).await;
+    readers.up(&b, "b", &on_b).await;
+    readers.down(&a, "a", &on_a).await;
+    assert_eq!(
+        fs::read_to_string(Path::new(&on_b).join("file")).unwrap(),
+        "shared",
+        "the other keeps mount and device"
+    );
+    assert_eq!((rig.mounts().len(), rig.loop_devices("pvc-1")), (1, 1));
+    readers.down(&b, "b", &on_b).await;
+    assert_eq!((rig.mounts().len(), rig.loop_devices("pvc-1")), (0, 0), "the last takes the device along");
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use redb::Database;
 
-use super::file::{self, META, OBJECTS, REVISION, encode};
+use super::file::{self, META, OBJECTS, REVISION, SUM, Sum, encode};
 use super::seal::Seal;
 use crate::{Event, OpenError, Revision};
 
@@ -24,6 +24,8 @@ pub(super) enum CommitError {
 pub(super) struct Disk {
     path: PathBuf,
     seal: Option<Seal>,
+    /// Of what is on disk, unless the last batch failed.
+    sum: Sum,
     state: State,
 }
 
@@ -34,8 +36,8 @@ enum State {
 }
 
 impl Disk {
-    pub(super) fn new(path: PathBuf, seal: Option<Seal>, database: Database) -> Self {
-        Self { path, seal, state: State::Well(database) }
+    pub(super) fn new(path: PathBuf, seal: Option<Seal>, database: Database, sum: Sum) -> Self {
+        Self { path, seal, sum, state: State::Well(database) }
     }
 
     /// Makes the disk usable if it was not. The events of a batch that failed and is on disk all the same come back, to
@@ -48,6 +50,9 @@ impl Disk {
             return Err(CommitError::Astray { found });
         }
         let doubtful = std::mem::take(doubtful);
+        if landed {
+            self.sum = doubtful.iter().fold(self.sum, Sum::after);
+        }
         self.state = State::Well(database);
         tracing::info!(path = %self.path.display(), "the store can be written again");
         Ok(if landed { doubtful } else { Vec::new() })
@@ -56,15 +61,17 @@ impl Disk {
     /// Makes the events durable, all or none. After an error it is open which.
     pub(super) fn commit(&mut self, events: &[Event]) -> Result<(), CommitError> {
         let State::Well(database) = &self.state else { return Err(CommitError::Database(redb::Error::PreviousIo)) };
-        let outcome = write(database, self.seal.as_ref(), events);
-        if outcome.is_err() {
-            self.state = State::Failed(events.to_vec());
+        let sum = events.iter().fold(self.sum, Sum::after);
+        let outcome = write(database, self.seal.as_ref(), events, sum);
+        match outcome {
+            Ok(()) => self.sum = sum,
+            Err(_) => self.state = State::Failed(events.to_vec()),
         }
         outcome
     }
 }
 
-fn write(database: &Database, seal: Option<&Seal>, events: &[Event]) -> Result<(), CommitError> {
+fn write(database: &Database, seal: Option<&Seal>, events: &[Event], sum: Sum) -> Result<(), CommitError> {
     let write = database.begin_write().map_err(redb::Error::from)?;
     {
         let mut objects = write.open_table(OBJECTS).map_err(redb::Error::from)?;
@@ -80,6 +87,7 @@ fn write(database: &Database, seal: Option<&Seal>, events: &[Event]) -> Result<(
         let mut meta = write.open_table(META).map_err(redb::Error::from)?;
         if let Some(last) = events.last() {
             meta.insert(REVISION, last.revision).map_err(redb::Error::from)?;
+            meta.insert(SUM, sum.0).map_err(redb::Error::from)?;
         }
     }
     write.commit().map_err(redb::Error::from)?;

@@ -1,7 +1,8 @@
 //! The file: what is in it, how it is made, opened and checked. Nothing else in the crate opens it.
 //!
-//! Two tables: `objects` (key → create revision, modify revision, value) and `meta` (`format`, `revision`). The highest
-//! bit of the create revision says that the value is sealed.
+//! Two tables: `objects` (key → create revision, modify revision, value) and `meta` (`format`, `revision`, `sum`). The
+//! highest bit of the create revision says that the value is sealed. `sum` is over all objects: it tells damage that the
+//! container does not notice.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,13 +15,14 @@ use bytes::Bytes;
 use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableDefinition, TableError};
 
 use super::seal::{Seal, UnsealError};
-use crate::{Entry, OpenError, Revision};
+use crate::{Entry, Event, OpenError, Revision};
 
 pub(super) const OBJECTS: TableDefinition<&str, &[u8]> = TableDefinition::new("objects");
 pub(super) const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 pub(super) const REVISION: &str = "revision";
+pub(super) const SUM: &str = "sum";
 const FORMAT: &str = "format";
-const KNOWN_FORMAT: u64 = 1;
+const KNOWN_FORMAT: u64 = 2;
 /// Small, because nothing is read from the file after it was opened; it only has to hold the tree's inner pages.
 const CACHE: usize = 16 << 20;
 
@@ -28,6 +30,34 @@ const CACHE: usize = 16 << 20;
 pub(super) struct Loaded {
     pub(super) revision: Revision,
     pub(super) objects: BTreeMap<Arc<str>, Entry>,
+    pub(super) sum: Sum,
+}
+
+/// What all objects add up to, whatever their order: adding one and taking it away again leaves it as it was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sum(pub(super) u64);
+
+impl Sum {
+    pub(super) fn after(mut self, event: &Event) -> Self {
+        self.0 = self.0.wrapping_sub(event.old.as_ref().map_or(0, weight));
+        self.0 = self.0.wrapping_add(event.new.as_ref().map_or(0, weight));
+        self
+    }
+
+    fn with(self, entry: &Entry) -> Self {
+        Self(self.0.wrapping_add(weight(entry)))
+    }
+}
+
+fn weight(entry: &Entry) -> u64 {
+    let mut hash = ring::digest::Context::new(&ring::digest::SHA256);
+    hash.update(&(entry.key.len() as u64).to_le_bytes());
+    hash.update(entry.key.as_bytes());
+    hash.update(&entry.created.to_le_bytes());
+    hash.update(&entry.modified.to_le_bytes());
+    hash.update(&entry.value);
+    let hash = hash.finish();
+    hash.as_ref().iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
 /// No history is long enough to need this bit.
@@ -117,6 +147,7 @@ fn make(path: &Path) -> Result<(), OpenError> {
         let mut meta = write.open_table(META)?;
         meta.insert(FORMAT, KNOWN_FORMAT)?;
         meta.insert(REVISION, 1)?;
+        meta.insert(SUM, Sum::default().0)?;
         drop(meta);
         write.commit()?;
         Ok(())
@@ -157,6 +188,7 @@ fn load(path: &Path, database: &Database, seal: Option<&Seal>) -> Result<(Loaded
     }
     let revision = number(REVISION)?;
     let mut objects = BTreeMap::new();
+    let mut sum = Sum::default();
     let mut stale = Vec::new();
     for row in read.open_table(OBJECTS).map_err(table)?.iter().map_err(storage)? {
         let (key, found) = row.map_err(storage)?;
@@ -185,9 +217,14 @@ fn load(path: &Path, database: &Database, seal: Option<&Seal>) -> Result<(Loaded
         if !is_current {
             stale.push(key.clone());
         }
-        objects.insert(key.clone(), Entry { key, value, created, modified });
+        let entry = Entry { key, value, created, modified };
+        sum = sum.with(&entry);
+        objects.insert(entry.key.clone(), entry);
     }
-    Ok((Loaded { revision, objects }, stale))
+    if number(SUM)? != sum.0 {
+        return Err(corrupt("its objects are not those that were stored".into()));
+    }
+    Ok((Loaded { revision, objects, sum }, stale))
 }
 
 /// Stores again what was stored in the clear or under an older key.
@@ -263,6 +300,6 @@ mod tests {
         write.commit().unwrap();
         drop(database);
         let error = open(&path, None).err().unwrap();
-        assert!(matches!(error, OpenError::Format { found: 7, known: 1, .. }), "{error}");
+        assert!(matches!(error, OpenError::Format { found: 7, known: 2, .. }), "{error}");
     }
 }

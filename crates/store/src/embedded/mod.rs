@@ -57,11 +57,12 @@ impl EmbeddedStore {
     /// Like `open`, with encryption of what `seal` covers.
     pub fn open_sealed(path: &Path, history: History, seal: Option<Seal>) -> Result<Self, OpenError> {
         let (database, loaded) = file::open(path, seal.as_ref())?;
+        let sum = loaded.sum;
         let shared = Arc::new(Shared::new(loaded, history));
         let (queue, requests) = std::sync::mpsc::channel();
         let statistics = Arc::new(Statistics::default());
         let (for_writer, counted) = (shared.clone(), statistics.clone());
-        let mut disk = Disk::new(path.into(), seal, database);
+        let mut disk = Disk::new(path.into(), seal, database, sum);
         let writer = std::thread::Builder::new()
             .name("cleat-store".into())
             .spawn(move || writer::run(&mut disk, &for_writer, &counted, &requests))

@@ -55,7 +55,7 @@ pub(super) struct Cursor {
 
 impl Shared {
     pub(super) fn new(loaded: Loaded, limits: History) -> Self {
-        let Loaded { revision, objects } = loaded;
+        let Loaded { revision, objects, .. } = loaded;
         let state = State {
             revision,
             objects,

@@ -1,30 +1,13 @@
 //! Field ownership and server-side apply over the wire: who owns what after which write, and what an apply may do.
 
-#![allow(clippy::unwrap_used)]
-
-use cleat_apiserver::{ApiServer, Config};
-use kube::Client;
 use serde_json::{Value, json};
+
+use crate::talk::{send, server};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const APPLY: &str = "application/apply-patch+yaml";
 const MERGE: &str = "application/merge-patch+json";
 const JSON: &str = "application/json";
-
-async fn server() -> (tempfile::TempDir, ApiServer, Client) {
-    let dir = tempfile::tempdir().unwrap();
-    let server = ApiServer::open(Config::new(dir.path(), "127.0.0.1:0".parse().unwrap())).await.unwrap();
-    let client = server.client("component");
-    (dir, server, client)
-}
-
-async fn send(client: &Client, method: &str, path: &str, media: &str, body: impl ToString) -> (u16, Value) {
-    let request = http::Request::builder().method(method).uri(path).header("content-type", media);
-    let response = client.send(request.body(body.to_string().into_bytes().into()).unwrap()).await.unwrap();
-    let code = response.status().as_u16();
-    let bytes = http_body_util::BodyExt::collect(response.into_body()).await.unwrap().to_bytes();
-    (code, serde_json::from_slice(&bytes).unwrap())
-}
 
 fn map(data: Value) -> Value {
     json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "a" }, "data": data })

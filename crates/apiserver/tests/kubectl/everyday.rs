@@ -1,20 +1,10 @@
-//! The real kubectl with its default flags.
+//! What people do every day, with default flags.
 
-#![allow(clippy::unwrap_used)]
-
-use std::io::Write;
-use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
 
-use cleat_apiserver::{ApiServer, Config};
 use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::Command;
-use tokio_util::sync::CancellationToken;
 
-const WAIT: Duration = Duration::from_secs(60);
-const MISSING: &str = "kubectl is needed for this test: install it (https://kubernetes.io/docs/tasks/tools/ or your \
-    distribution's kubernetes-client package) and put it on the PATH";
+use crate::session::{MISSING, Session, WAIT, words};
 
 const STORAGE: &str = r#"
 apiVersion: storage.k8s.io/v1
@@ -60,71 +50,16 @@ spec:
   - {name: data, persistentVolumeClaim: {claimName: claim}}
 "#;
 
-struct Session {
-    dir: tempfile::TempDir,
-    server: ApiServer,
-}
-
-impl Session {
-    async fn start() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let data = dir.path().join("data");
-        let server = ApiServer::open(Config::new(data, "127.0.0.1:0".parse().unwrap())).await.unwrap();
-        tokio::spawn(server.serve(CancellationToken::new()));
-        Self { dir, server }
-    }
-
-    fn command(&self, line: &str) -> Command {
-        let mut command = Command::new("kubectl");
-        command
-            .args(line.split_whitespace())
-            .env("KUBECONFIG", self.server.kubeconfig())
-            // The discovery cache lives under HOME.
-            .env("HOME", self.dir.path())
-            .stdin(Stdio::null())
-            .kill_on_drop(true);
-        command
-    }
-
-    async fn run(&self, line: &str) -> Result<String, String> {
-        let output = tokio::time::timeout(WAIT, self.command(line).output()).await.expect(line).expect(MISSING);
-        let out = String::from_utf8_lossy(&output.stdout).into_owned();
-        match output.status.success() {
-            true => Ok(out),
-            false => Err(out + &String::from_utf8_lossy(&output.stderr)),
-        }
-    }
-
-    async fn ok(&self, line: &str) -> String {
-        self.run(line).await.unwrap_or_else(|error| panic!("kubectl {line}: {error}"))
-    }
-
-    fn file(&self, name: &str, content: &str) -> PathBuf {
-        let path = self.dir.path().join(name);
-        std::fs::File::create(&path).unwrap().write_all(content.as_bytes()).unwrap();
-        path
-    }
-
-    async fn apply(&self, path: &Path) -> String {
-        self.ok(&format!("apply -f {}", path.display())).await
-    }
-}
-
-/// Columns of a table, line by line.
-fn words(table: &str) -> Vec<Vec<&str>> {
-    table.lines().map(|line| line.split_whitespace().collect()).collect()
-}
-
 #[tokio::test]
 async fn apply_get_describe_patch_and_delete() {
     let kubectl = Session::start().await;
-    let storage = kubectl.file("storage.yaml", STORAGE);
-    let pod = kubectl.file("pod.yaml", POD);
-    let first = kubectl.apply(&storage).await;
+    kubectl.file("storage.yaml", STORAGE);
+    kubectl.file("pod.yaml", POD);
+    let first = kubectl.ok("apply -f storage.yaml").await;
     assert_eq!(first.matches(" created").count(), 4, "{first}");
-    let second = kubectl.apply(&storage).await;
+    let second = kubectl.ok("apply -f storage.yaml").await;
     assert_eq!(second.matches(" unchanged").count(), 4, "{second}");
-    kubectl.apply(&pod).await;
+    kubectl.ok("apply -f pod.yaml").await;
 
     let classes = kubectl.ok("get sc").await;
     assert_eq!(words(&classes)[1][..6], ["fast", "(default)", "block.cleat.dev", "Delete", "Immediate", "true"]);
@@ -147,13 +82,13 @@ async fn apply_get_describe_patch_and_delete() {
     }
 
     // A changed image merges into the container; the rest of the pod cannot change.
-    let changed = kubectl.file("pod.yaml", &POD.replace("busybox:1", "busybox:2"));
-    assert!(kubectl.apply(&changed).await.contains("configured"));
+    kubectl.file("pod.yaml", &POD.replace("busybox:1", "busybox:2"));
+    assert!(kubectl.ok("apply -f pod.yaml").await.contains("configured"));
     let image =
         kubectl.ok("get pod web -o jsonpath={.spec.containers[0].image}/{.spec.containers[0].env[1].name}").await;
     assert_eq!(image, "busybox:2/B");
-    let moved = kubectl.file("moved.yaml", &POD.replace("/data}", "/other}"));
-    let error = kubectl.run(&format!("apply -f {}", moved.display())).await.unwrap_err();
+    kubectl.file("moved.yaml", &POD.replace("/data}", "/other}"));
+    let error = kubectl.refused("apply -f moved.yaml").await;
     assert!(error.contains("pod updates may not change fields other than"), "{error}");
 
     kubectl.ok(r#"patch pv vol --type=merge -p {"metadata":{"labels":{"tier":"gold"}}}"#).await;
@@ -163,7 +98,7 @@ async fn apply_get_describe_patch_and_delete() {
     kubectl.ok("annotate pv vol note=hello").await;
     let finalizers = kubectl.ok("get pv vol -o jsonpath={.metadata.finalizers}{.metadata.labels}").await;
     assert_eq!(finalizers, r#"["kubernetes.io/pv-protection","example.com/hold"]{"tier":"gold"}"#);
-    let error = kubectl.run(r#"patch pv vol -p {"spec":{"csi":{"volumeHandle":"h2"}}}"#).await.unwrap_err();
+    let error = kubectl.refused(r#"patch pv vol -p {"spec":{"csi":{"volumeHandle":"h2"}}}"#).await;
     assert!(error.contains("spec.persistentvolumesource"), "{error}");
 
     kubectl.ok("patch pv vol --subresource=status --type=merge -p {\"status\":{\"phase\":\"Available\"}}").await;
@@ -175,29 +110,29 @@ async fn apply_get_describe_patch_and_delete() {
     let releasing = kubectl.ok(r#"patch pvc claim --type=merge -p {"metadata":{"finalizers":null}}"#);
     let (waited, _) = tokio::join!(waiting, releasing);
     assert!(waited.unwrap().status.success());
-    assert!(kubectl.run("get pvc claim").await.unwrap_err().contains("NotFound"));
+    assert!(kubectl.refused("get pvc claim").await.contains("NotFound"));
 }
 
 #[tokio::test]
 async fn mistakes_are_named() {
     let kubectl = Session::start().await;
-    let unknown = kubectl.file("unknown.yaml", &STORAGE.replace("provisioner:", "colour: red\nprovisioner:"));
-    let error = kubectl.run(&format!("create -f {}", unknown.display())).await.unwrap_err();
+    kubectl.file("unknown.yaml", &STORAGE.replace("provisioner:", "colour: red\nprovisioner:"));
+    let error = kubectl.refused("create -f unknown.yaml").await;
     assert!(error.contains("strict decoding error: unknown field \"colour\""), "{error}");
-    let empty = kubectl.file("empty.yaml", &STORAGE.replace("accessModes: [ReadWriteOnce]", "accessModes: []"));
-    let error = kubectl.run(&format!("create -f {}", empty.display())).await.unwrap_err();
+    kubectl.file("empty.yaml", &STORAGE.replace("accessModes: [ReadWriteOnce]", "accessModes: []"));
+    let error = kubectl.refused("create -f empty.yaml").await;
     let want = "PersistentVolumeClaim \"claim\" is invalid: spec.accessModes: Required value: at least 1 access mode is \
                 required";
     assert!(error.contains(want), "{error}");
-    assert!(kubectl.run("get pod none").await.unwrap_err().contains("pods \"none\" not found"));
-    assert!(kubectl.run("get nonsense").await.unwrap_err().contains("doesn't have a resource type"));
-    assert!(kubectl.run("delete ns default").await.unwrap_err().contains("Forbidden"));
+    assert!(kubectl.refused("get pod none").await.contains("pods \"none\" not found"));
+    assert!(kubectl.refused("get nonsense").await.contains("doesn't have a resource type"));
+    assert!(kubectl.refused("delete ns default").await.contains("Forbidden"));
 }
 
 #[tokio::test]
 async fn lists_namespaces_events_and_the_rest() {
     let kubectl = Session::start().await;
-    let team = kubectl.file(
+    kubectl.file(
         "team.yaml",
         r#"
 apiVersion: v1
@@ -219,25 +154,25 @@ kind: ServiceAccount
 metadata: {name: robot, namespace: team}
 "#,
     );
-    assert_eq!(kubectl.apply(&team).await.matches("created").count(), 4);
+    assert_eq!(kubectl.ok("apply -f team.yaml").await.matches("created").count(), 4);
     let listed = kubectl.ok("get cm,secret,sa -n team -o name").await;
     for name in ["configmap/settings", "secret/keys", "serviceaccount/robot"] {
         assert!(listed.contains(name), "{listed}");
     }
-    let list = kubectl.file(
+    kubectl.file(
         "list.yaml",
         "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: ConfigMap, metadata: {name: x}}\n- {apiVersion: v1, \
          kind: ConfigMap, metadata: {name: z}}\n",
     );
-    assert_eq!(kubectl.apply(&list).await.matches("created").count(), 2);
+    assert_eq!(kubectl.ok("apply -f list.yaml").await.matches("created").count(), 2);
     let uid = kubectl.ok("get cm x -o jsonpath={.metadata.uid}").await;
     let event = format!(
         "apiVersion: v1\nkind: Event\nmetadata: {{name: x.1}}\ninvolvedObject: {{kind: ConfigMap, name: x, namespace: \
          default, uid: {uid}}}\nreason: Noted\nmessage: something happened\ntype: Warning\nlastTimestamp: \
          2026-01-02T03:04:05Z\n"
     );
-    let event = kubectl.file("event.yaml", &event);
-    kubectl.ok(&format!("create -f {}", event.display())).await;
+    kubectl.file("event.yaml", &event);
+    kubectl.ok("create -f event.yaml").await;
     assert!(kubectl.ok("get events").await.contains("configmap/x"));
     assert!(kubectl.ok("describe configmap x").await.contains("something happened"));
     kubectl.ok("delete cm --all").await;
@@ -263,8 +198,8 @@ metadata: {name: robot, namespace: team}
 #[tokio::test]
 async fn get_w_follows_changes_as_a_table() {
     let kubectl = Session::start().await;
-    let map = kubectl.file("a.yaml", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {k: '1'}\n");
-    kubectl.apply(&map).await;
+    kubectl.file("a.yaml", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {k: '1'}\n");
+    kubectl.ok("apply -f a.yaml").await;
     let mut child = kubectl.command("get cm a -w --no-headers").stdout(Stdio::piped()).spawn().expect(MISSING);
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let mut line = async || tokio::time::timeout(WAIT, lines.next_line()).await.unwrap().unwrap().unwrap();
