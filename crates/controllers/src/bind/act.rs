@@ -60,6 +60,11 @@ impl Binder {
                 "WaitForFirstConsumer",
                 "waiting for first consumer to be created before binding",
             ),
+            Wait::ForPods(pods) => {
+                let noun = if pods.len() == 1 { "pod" } else { "pods" };
+                let message = format!("waiting for {noun} {} to be scheduled", pods.join(","));
+                self.recorder.normal(claim, "WaitForPodScheduled", message);
+            }
             Wait::ClassMissing(class) => self.recorder.warning(
                 claim,
                 "ProvisioningFailed",

@@ -24,6 +24,8 @@ pub struct ClaimSeen {
     pub class: Option<Option<Arc<StorageClass>>>,
     /// The default class, looked up only for claims that say nothing about their class.
     pub default_class: Option<String>,
+    /// Pods without a node that use the claim.
+    pub consumers: Vec<String>,
     /// The class's provisioner takes a claim to be held from the moment it is asked.
     pub provisioner_holds: bool,
 }
@@ -51,6 +53,8 @@ pub enum ClaimDecision {
 pub enum Wait {
     NoVolumeAndNoClass,
     ForFirstConsumer,
+    /// The claim's volume depends on where these pods go.
+    ForPods(Vec<String>),
     ClassMissing(String),
     /// The class is for volumes that administrators make.
     NotDynamic(String),
@@ -126,7 +130,9 @@ fn search(seen: &ClaimSeen) -> ClaimDecision {
         return ClaimDecision::AssignClass(class.clone());
     }
     if delayed && seen.claim.metadata.annotation(annotation::SELECTED_NODE).is_none() {
-        return ClaimDecision::Wait(Wait::ForFirstConsumer);
+        let consumers = seen.consumers.clone();
+        let wait = if consumers.is_empty() { Wait::ForFirstConsumer } else { Wait::ForPods(consumers) };
+        return ClaimDecision::Wait(wait);
     }
     match &seen.class {
         None => ClaimDecision::Wait(Wait::NoVolumeAndNoClass),
@@ -301,6 +307,7 @@ mod tests {
             candidates: Vec::new(),
             class: None,
             default_class: None,
+            consumers: Vec::new(),
             provisioner_holds: false,
         }
     }
@@ -385,6 +392,14 @@ mod tests {
                 "no consumer yet",
                 with_class(seen(classed("wait")), Some(waiting_class())),
                 Waits(Wait::ForFirstConsumer),
+            ),
+            (
+                "a consumer without a node",
+                ClaimSeen {
+                    consumers: vec!["p".to_owned()],
+                    ..with_class(seen(classed("wait")), Some(waiting_class()))
+                },
+                Waits(Wait::ForPods(vec!["p".to_owned()])),
             ),
             ("the scheduler chose a node", with_class(seen(chosen), Some(waiting_class())), ask(true)),
         ] {

@@ -21,11 +21,11 @@ mod shelf;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use cleat_api::claim;
 use cleat_api::key::Key;
+use cleat_api::{claim, condition};
 use cleat_runtime::write::{self, WriteError};
 use cleat_runtime::{Backoff, Change, Outcome, Queue, Recorder, work};
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use tokio_util::sync::CancellationToken;
 
 use crate::Context;
@@ -106,6 +106,14 @@ fn wake(observed: &observe::Observed, queue: &Queue<Subject>) {
             q.add(Subject::Class(claim::volume_class(&free).to_owned()));
         }
         q.add(Subject::Volume(name));
+    });
+    let q = queue.clone();
+    observed.pods.subscribe(move |change: &Change<Pod>| {
+        // A pod that fits nowhere is what its claims wait for; one that is about to be placed is not worth a word.
+        let pod = change.object();
+        if condition::pod_condition(pod, "PodScheduled").is_some_and(|c| c.status == "False") {
+            observe::waiting_for(pod).for_each(|claim| q.add(Subject::Claim(claim)));
+        }
     });
     let (q, claims) = (queue.clone(), observed.clone());
     observed.classes.subscribe(move |_| {

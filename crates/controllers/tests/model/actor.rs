@@ -230,6 +230,7 @@ impl Actor {
             class,
             default_class: None,
             provisioner_holds: true,
+            consumers: Vec::new(),
             claim: claim.clone(),
         };
         let mut task = Task::of(Some(claim.as_ref().clone()), None);
