@@ -54,9 +54,10 @@ async fn burst(client: &Client, round: usize, pods: usize, nodes: usize) {
     let caches = Caches::new(client.clone(), CancellationToken::new());
     let placed: Arc<Mutex<HashMap<Key, Instant>>> = Arc::default();
     let news = Arc::new(Notify::new());
-    tokio::join!(caches.pods().synced(), caches.claims().synced(), caches.nodes().synced());
+    let (all_pods, all_claims) = (caches.pods(), caches.claims());
+    tokio::join!(all_pods.synced(), all_claims.synced());
     let (seen, wake) = (placed.clone(), news.clone());
-    caches.pods().subscribe(move |change: &Change<Pod>| {
+    all_pods.subscribe(move |change: &Change<Pod>| {
         let object = change.object();
         if pod::node_name(object).is_some() {
             seen.lock().entry(Key::of(&object.metadata)).or_insert_with(Instant::now);
@@ -64,7 +65,7 @@ async fn burst(client: &Client, round: usize, pods: usize, nodes: usize) {
         wake.notify_one();
     });
     let wake = news.clone();
-    caches.claims().subscribe(move |_: &Change<PersistentVolumeClaim>| wake.notify_one());
+    all_claims.subscribe(move |_: &Change<PersistentVolumeClaim>| wake.notify_one());
 
     let begun = Instant::now();
     let made: Arc<Mutex<HashMap<Key, Instant>>> = Arc::default();
@@ -74,7 +75,7 @@ async fn burst(client: &Client, round: usize, pods: usize, nodes: usize) {
         loop {
             let is_there = |p: &Arc<Pod>| pod::node_name(p).is_some();
             let is_bound = |c: &Arc<PersistentVolumeClaim>| claim::claim_phase(c) == "Bound";
-            let (on_nodes, bound) = (caches.pods().all(), caches.claims().all());
+            let (on_nodes, bound) = (all_pods.all(), all_claims.all());
             if on_nodes.iter().filter(|p| is_there(p)).count() == pods
                 && bound.iter().filter(|c| is_bound(c)).count() == pods
             {

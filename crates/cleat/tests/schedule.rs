@@ -251,3 +251,25 @@ fn a_choice_survives_a_kill_at_every_boundary() {
         step("gone", &|s| holds(s, &["delete", "pod/p", "pod/q", "pvc/made", "--ignore-not-found"]));
     }
 }
+
+/// The pod's node winds it down: unmount, detach, and then it is gone.
+#[test]
+fn a_pod_leaves_a_node_whose_taint_it_does_not_tolerate() {
+    let machine = Machine::new();
+    let stack = Stack::start(&machine, 2);
+    wait_nodes(&stack);
+    stack.apply(&(claim("c", "cleat-block", "ReadWriteOnce") + &pod("p", &["c"], "")));
+    stack.wait_mounted("p");
+    let node = stack.field("pod/p", "{.spec.nodeName}");
+    stack.kubectl(&["taint", "nodes", &node, "broken=yes:NoExecute"]);
+    // A pod that is gone already is an error to some versions of kubectl.
+    stack.try_kubectl(&["wait", "pod/p", "--for=delete", "--timeout=60s"], None);
+    assert_eq!(stack.names("pods"), [] as [&str; 0]);
+    assert_eq!(machine.mounts(), []);
+    stack.apply(&pod("q", &["c"], ""));
+    stack.wait_mounted("q");
+    assert_ne!(stack.field("pod/q", "{.spec.nodeName}"), node);
+    stack.kubectl(&["cordon", &node]);
+    let keys = "{.spec.taints[?(@.key==\"node.kubernetes.io/unschedulable\")].effect}";
+    stack.wait_field(&format!("node/{node}"), keys, "NoSchedule");
+}

@@ -370,7 +370,7 @@ fn a_source_is_held_while_a_clone_of_it_is_pending() {
     ] {
         assert_eq!(hold(&source, &clones), want, "{case}");
     }
-    assert!(source::is_restored(&[bound.clone()]), "a snapshot whose claim is bound may go");
+    assert!(source::is_restored(std::slice::from_ref(&bound)), "a snapshot whose claim is bound may go");
     assert!(!source::is_restored(&[bound, pending]), "one that is still needed may not");
 }
 
