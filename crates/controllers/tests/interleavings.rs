@@ -4,6 +4,8 @@
 //! what happened. Each actor sees the log late, in its own time, forgets wake-ups or gets them twice, and may die between
 //! any two writes. What they decide and what they write is the real code; only the server and the driver are models.
 
+#![allow(clippy::unwrap_used, reason = "a test ends where its steps fail")]
+
 mod model;
 
 use model::World;

@@ -55,7 +55,7 @@ impl World {
             4 | 5 => {
                 let mut volume = build::volume(&name(&VOLUMES), "static", "2Gi");
                 volume.spec.as_mut().unwrap().persistent_volume_reclaim_policy = Some("Retain".to_owned());
-                if choice % 8 == 5 && choice / 24 % 3 == 0 {
+                if choice % 8 == 5 && (choice / 24).is_multiple_of(3) {
                     // Set aside for a claim, by its name.
                     let mut reference = build::reference(&build::claim("ns", CLAIMS[choice / 72 % 3], None, "1Gi"));
                     reference.uid = None;
