@@ -99,6 +99,8 @@ fn a_provisioner_of_its_own_serves_claims_with_the_flags_of_the_go_one() {
             "--volume-name-prefix=disk",
             "--default-fstype=ext4",
             "--kube-api-qps=5",
+            "--enable-capacity",
+            "--capacity-for-immediate-binding",
             "-v=2",
         ],
     );
@@ -125,6 +127,14 @@ fn a_provisioner_of_its_own_serves_claims_with_the_flags_of_the_go_one() {
         assert!(metrics.contains(name), "{name} is missing in\n{metrics}");
     }
     assert!(ask(&address, "/healthz/leader-election").ends_with("ok"));
+    for class in ["cleat-block", "cleat-block-wait"] {
+        let path = format!("{{.items[?(@.storageClassName==\"{class}\")].capacity}}");
+        // Published as soon as the node is registered.
+        stack.wait_output(&["get", "csistoragecapacities", "-o", &format!("jsonpath={path}")], |free| !free.is_empty());
+    }
+    stack.kubectl(&["delete", "storageclass", "cleat-block-wait"]);
+    let classes = ["get", "csistoragecapacities", "-o", "jsonpath={.items[*].storageClassName}"];
+    stack.wait_output(&classes, |left| left == "cleat-block");
     stack.delete("pvc/c");
     stack.wait_no_volumes();
     machine.assert_nothing_left();

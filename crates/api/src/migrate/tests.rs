@@ -1,4 +1,4 @@
-//! Each old source beside what it becomes.
+//! What the in-tree volumes of each cloud become, source by source.
 
 use super::*;
 use k8s_openapi::api::core::v1::*;

@@ -124,6 +124,7 @@ const COMPONENTS: &[(&str, &[Rule])] = &[
             (CORE, &["persistentvolumeclaims"], &["patch"]),
             (CORE, &["secrets"], &["get"]),
             (STORAGE, &["volumeattributesclasses"], &["get"]),
+            (STORAGE, &["csistoragecapacities"], &["create", "delete", "update"]),
             (&["snapshot.storage.k8s.io"], &["volumesnapshots"], &["get", "patch"]),
             (&["snapshot.storage.k8s.io"], &["volumesnapshotcontents"], &["get"]),
             EVENTS,

@@ -7,6 +7,7 @@
 mod attacher;
 mod endpoint;
 pub mod flags;
+mod owner;
 mod provisioner;
 
 use std::path::Path;
@@ -19,12 +20,12 @@ use cleat_api::Key;
 use cleat_csi::Endpoint;
 use cleat_runtime::lease::{Election, Ended, Timing};
 use cleat_runtime::{Caches, SystemClock};
-use cleat_sidecars::{Context, Driver, provision, publish};
+use cleat_sidecars::{Context, Driver, capacity, provision, publish};
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{error, info};
 
 use crate::up::signals;
 use attacher::AttacherArgs;
@@ -74,7 +75,7 @@ enum Controller {
 
 /// One sidecar's work, ready to be done.
 enum Stage {
-    Provisioner(provision::Options),
+    Provisioner(provision::Options, Box<ProvisionerArgs>),
     Attacher(publish::Options),
 }
 
@@ -82,14 +83,25 @@ impl Stage {
     /// The lease that the Go sidecar of the same work runs for.
     fn lease(&self, driver: &str) -> String {
         match self {
-            Self::Provisioner(_) => driver.replace('/', "-"),
+            Self::Provisioner(..) => driver.replace('/', "-"),
             Self::Attacher(_) => format!("external-attacher-leader-{}", driver.replace('/', "-")),
         }
     }
 
-    async fn run(self, context: Context, driver: Driver, stop: CancellationToken) {
+    async fn run(self, common: Common, context: Context, driver: Driver, stop: CancellationToken) {
         match self {
-            Self::Provisioner(options) => provision::run(context, driver, options, stop).await,
+            Self::Provisioner(options, args) => {
+                let publish = async {
+                    match args.capacity(&common, &context.client).await {
+                        Ok(Some(options)) => {
+                            capacity::run(context.clone(), driver.clone(), options, stop.clone()).await
+                        }
+                        Ok(None) => {}
+                        Err(failure) => error!("capacity is not published: {failure:#}"),
+                    }
+                };
+                tokio::join!(provision::run(context.clone(), driver.clone(), options, stop.clone()), publish);
+            }
             Self::Attacher(options) => publish::run(context, driver, options, stop).await,
         }
     }
@@ -101,7 +113,7 @@ impl ProvisionerCommand {
     }
 
     pub async fn run(self) -> Result<()> {
-        let stages = vec![Stage::Provisioner(self.provisioner.options(&self.common)?)];
+        let stages = vec![Stage::Provisioner(self.provisioner.options(&self.common)?, Box::new(self.provisioner))];
         run(self.common, stages).await
     }
 }
@@ -124,7 +136,9 @@ impl SidecarsCommand {
 
     pub async fn run(self) -> Result<()> {
         let stage = |controller: &Controller| match controller {
-            Controller::Provisioner => Ok(Stage::Provisioner(self.provisioner.options(&self.common)?)),
+            Controller::Provisioner => {
+                Ok(Stage::Provisioner(self.provisioner.options(&self.common)?, Box::new(self.provisioner.clone())))
+            }
             Controller::Attacher => {
                 Ok(Stage::Attacher(self.attacher.options(&self.common, self.provisioner.default_fs_type())))
             }
@@ -164,15 +178,16 @@ async fn run(common: Common, stages: Vec<Stage>) -> Result<()> {
     for stage in stages {
         let lease = Key::namespaced(lease_namespace(&common, &client), stage.lease(&driver.name));
         let (context, driver, stop) = (context.clone(), driver.clone(), stop.clone());
+        let common = common.clone();
         if !common.leader_election {
             working.spawn(async move {
-                stage.run(context, driver, stop).await;
+                stage.run(common, context, driver, stop).await;
                 Ended::Stopped
             });
             continue;
         }
         let election = election(&common, client.clone(), lease);
-        let work = |stop| stage.run(context, driver, stop);
+        let work = |stop| stage.run(common, context, driver, stop);
         working.spawn(async move { election.lead(stop, work).await });
     }
     let mut lost = false;

@@ -122,6 +122,7 @@ impl Stack {
         let mut served = cleat_apiserver::Config::new(layout.root(), config.listen);
         served.audit_log = config.audit_log.clone();
         served.encryption_key = config.encryption_key.clone();
+        served.more_metrics = vec![cleat_csi::metrics::register, cleat_runtime::metrics::register];
         let server = ApiServer::open(served)
             .await
             .with_context(|| format!("opening the API server in {}", layout.root().display()))?;
@@ -217,7 +218,7 @@ impl Stack {
     }
 
     fn start_sidecars(&mut self, config: &Config, nodes: &[String]) {
-        use cleat_sidecars::{Context, Driver, provision, publish, register};
+        use cleat_sidecars::{Context, Driver, capacity, provision, publish, register};
         let context = |user: &str| Context {
             client: self.server.component(user),
             caches: self.caches.clone(),
@@ -230,6 +231,8 @@ impl Stack {
             let Some(driver) = Driver::connect(client, &stop).await else { return };
             let mut running = JoinSet::new();
             if !without.contains(&Part::Provisioner) {
+                let publish = capacity::Options::new("kube-system");
+                running.spawn(capacity::run(provisioner.clone(), driver.clone(), publish, stop.clone()));
                 running.spawn(provision::run(provisioner, driver.clone(), provision::Options::default(), stop.clone()));
             }
             if !without.contains(&Part::Attacher) {

@@ -1,4 +1,4 @@
-//! Before and after: what is decided in each case.
+//! Cases of the attach/detach decisions.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Before and after: what is decided in each case.
+//! Cases of the attacher's decisions.
 
 use std::sync::Arc;
 
