@@ -477,7 +477,7 @@ fn play(steps: &[Step], force_after: Option<Duration>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn no_order_of_events_breaks_what_is_promised(steps in prop::collection::vec(step(), 0..400)) {
