@@ -14,18 +14,24 @@ pub(crate) enum Name {
     Api,
     /// One claim's way, stage by stage, one claim at a time
     Spine,
+    /// A burst of pods with claims that wait for them, until all are scheduled and their volumes made
+    Schedule,
     /// Claims one at a time and in storms, there and back, and static pairs
     Claims,
     /// The block driver's calls beside the same work without it
     Driver,
+    /// One attachment at a time, and storms of them over simulated nodes
+    Attach,
 }
 
 pub(crate) fn run(root: &Path, name: Name) -> Result<ExitCode> {
     let (package, bench) = match name {
         Name::Api => ("cleat-apiserver", "api"),
         Name::Spine => ("cleat", "spine"),
+        Name::Schedule => ("cleat", "schedule"),
         Name::Claims => ("cleat", "claims"),
         Name::Driver => ("cleat-drivers", "driver"),
+        Name::Attach => ("cleat", "attach"),
     };
     println!("{}\n", machine());
     let arguments = ["bench", "--quiet", "--package", package, "--bench", bench];

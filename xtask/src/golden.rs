@@ -14,8 +14,20 @@ use clap::Args;
 use crate::ci::cargo;
 
 /// Groups of the volume sample that hold.
-const VOLUMES: &[&str] =
-    &["static", "prebound", "reclaim", "protection", "default-class", "dynamic", "clone", "attach", "api"];
+const VOLUMES: &[&str] = &[
+    "static",
+    "prebound",
+    "reclaim",
+    "protection",
+    "default-class",
+    "dynamic",
+    "clone",
+    "wffc",
+    "scheduling",
+    "ephemeral",
+    "attach",
+    "api",
+];
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -46,6 +58,7 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> Result<ExitCode> {
         let mut replay = python(&volumes, arguments.verbose);
         replay.arg("--golden").arg(dir.join("volumes/volumes.json"));
         replay.args(["--storage-class", "cleat-block", "--driver", "block.cleat.dev"]);
+        replay.args(["--wait-class", "cleat-block-wait"]);
         if !arguments.all {
             let globs: Vec<_> = VOLUMES.iter().map(|group| format!("{group}/*")).collect();
             replay.args(["--only", &globs.join(",")]);

@@ -4,8 +4,13 @@ use k8s_openapi::api::core::v1::{Node, Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 pub fn node_is_ready(node: &Node) -> bool {
-    let conditions = node.status.iter().flat_map(|s| s.conditions.iter().flatten());
-    conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True")
+    node_ready(node) == Some("True")
+}
+
+/// What the node's Ready condition says: True, False or Unknown; `None` if it says nothing.
+pub fn node_ready(node: &Node) -> Option<&str> {
+    let mut conditions = node.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    conditions.find(|c| c.type_ == "Ready").map(|c| c.status.as_str())
 }
 
 pub fn pod_condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {

@@ -43,14 +43,23 @@ pub mod finalizer {
 }
 
 pub mod label {
+    /// On a CSIStorageCapacity: the driver it is about, and who keeps it.
+    pub const CAPACITY_DRIVER: &str = "csi.storage.k8s.io/drivername";
+    pub const CAPACITY_MANAGER: &str = "csi.storage.k8s.io/managed-by";
     pub const HOSTNAME: &str = "kubernetes.io/hostname";
     pub const OS: &str = "kubernetes.io/os";
     pub const ARCH: &str = "kubernetes.io/arch";
+    pub const ZONE: &str = "topology.kubernetes.io/zone";
+    pub const REGION: &str = "topology.kubernetes.io/region";
+    pub const ZONE_BETA: &str = "failure-domain.beta.kubernetes.io/zone";
+    pub const REGION_BETA: &str = "failure-domain.beta.kubernetes.io/region";
 }
 
 pub mod taint {
+    pub const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
     /// Every node is created with it.
     pub const NOT_READY: &str = "node.kubernetes.io/not-ready";
+    pub const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
     pub const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 }
 

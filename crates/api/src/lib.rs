@@ -8,9 +8,13 @@ pub mod claim;
 pub mod condition;
 pub mod key;
 pub mod keys;
+pub mod matching;
+pub mod migrate;
 pub mod names;
 pub mod pod;
 pub mod quantity;
+pub mod selector;
+pub mod toleration;
 
 pub use k8s_openapi;
 pub use key::Key;

@@ -39,6 +39,11 @@ impl Quantity {
         i64::try_from(whole).unwrap_or(if whole < 0 { i64::MIN } else { i64::MAX })
     }
 
+    /// The value in thousandths, fractions of them rounded up; saturates like [`Quantity::to_bytes`].
+    pub fn to_millis(self) -> i64 {
+        Self { nanos: self.nanos.saturating_mul(1000), ..self }.to_bytes()
+    }
+
     pub fn is_positive(self) -> bool {
         self.nanos > 0
     }
@@ -200,6 +205,8 @@ mod tests {
         assert_eq!(q("1Gi"), q("1073741824"));
         assert!(q("1G") < q("1Gi"));
         assert_eq!(q("1500m").to_bytes(), 2);
+        assert_eq!(q("1500m").to_millis(), 1500);
+        assert_eq!(q("1500u").to_millis(), 2);
         assert_eq!(q("9Ei").to_bytes(), i64::MAX);
     }
 

@@ -8,8 +8,8 @@ pub mod attach;
 pub mod bind;
 pub mod collect;
 pub mod ephemeral;
+pub mod lifecycle;
 pub mod protect;
-pub mod ready;
 pub mod schedule;
 
 use std::sync::Arc;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cleat_api::Key;
+use cleat_api::condition::node_ready;
 use cleat_api::keys::{annotation, label};
 use cleat_runtime::Outcome;
 use cleat_runtime::write::{self, Part, WriteError};
@@ -80,6 +81,11 @@ fn includes(has: Option<&BTreeMap<String, String>>, wants: &BTreeMap<String, Str
 pub(crate) async fn turn(agent: Arc<Shared>) -> Result<Outcome, TurnError> {
     let registered = agent.registered.lock().clone();
     match agent.nodes.named(&agent.name).filter(|node| node.metadata.uid == registered) {
+        // Taken for dead while we were paused: only we can say that we are back.
+        Some(node) if node_ready(&node) == Some("Unknown") => {
+            let status = first_status(&agent, &node).await;
+            send(&agent, Some(&node), status).await?;
+        }
         Some(node) => send(&agent, Some(&node), json!({})).await?,
         // Deleted, or replaced, by somebody while we are alive: what we and the drivers entered there went with it.
         None => register(&agent).await?,
@@ -192,6 +198,9 @@ pub(crate) async fn heartbeat(agent: &Shared) {
     loop {
         if let Err(error) = renew(agent).await {
             warn!(%error, "the node's lease was not renewed");
+        }
+        if agent.nodes.named(&agent.name).is_some_and(|node| node_ready(&node) == Some("Unknown")) {
+            agent.wake_node();
         }
         tokio::select! {
             () = agent.stop.cancelled() => return,

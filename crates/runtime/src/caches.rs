@@ -6,8 +6,11 @@
 use std::fmt::Debug;
 use std::sync::{Arc, OnceLock};
 
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
-use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, StorageClass, VolumeAttachment, VolumeAttributesClass};
+use k8s_openapi::api::storage::v1::{
+    CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment, VolumeAttributesClass,
+};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
@@ -28,7 +31,9 @@ struct Shared {
     classes: OnceLock<Cache<StorageClass>>,
     drivers: OnceLock<Cache<CSIDriver>>,
     csi_nodes: OnceLock<Cache<CSINode>>,
+    capacities: OnceLock<Cache<CSIStorageCapacity>>,
     attachments: OnceLock<Cache<VolumeAttachment>>,
+    leases: OnceLock<Cache<Lease>>,
     attributes: OnceLock<Cache<VolumeAttributesClass>>,
 }
 
@@ -54,7 +59,9 @@ kinds! {
     classes: StorageClass, "storageclasses";
     drivers: CSIDriver, "csidrivers";
     csi_nodes: CSINode, "csinodes";
+    capacities: CSIStorageCapacity, "csistoragecapacities";
     attachments: VolumeAttachment, "volumeattachments";
+    leases: Lease, "leases";
     attributes: VolumeAttributesClass, "volumeattributesclasses";
 }
 

@@ -50,6 +50,11 @@ impl WriteError {
         self.code() == Some(404)
     }
 
+    /// The server looked at the write and refused it; anything else may have taken effect.
+    pub fn is_refused(&self) -> bool {
+        matches!(self.code(), Some(400..=499)) && !self.already_exists()
+    }
+
     /// For writes whose aim is met when the object is gone.
     pub fn absent_is_fine(self) -> Result<(), Self> {
         if self.is_not_found() { Ok(()) } else { Err(self) }
@@ -139,11 +144,19 @@ pub async fn set_finalizers<K: Reachable>(client: &Client, object: &K, finalizer
 /// Deletes exactly this object; one of the same name with another uid is left alone. Absent is fine. Returns the
 /// object where something holds it, so that it stays for now.
 pub async fn delete<K: Reachable>(client: &Client, object: &K) -> Result<Option<K>, WriteError> {
+    delete_with(client, object, DeleteParams::default()).await
+}
+
+/// The same without a period of grace: for what nobody is left to wind down.
+pub async fn delete_at_once<K: Reachable>(client: &Client, object: &K) -> Result<Option<K>, WriteError> {
+    delete_with(client, object, DeleteParams::default().grace_period(0)).await
+}
+
+async fn delete_with<K: Reachable>(client: &Client, object: &K, params: DeleteParams) -> Result<Option<K>, WriteError> {
     let key = Key::of(object.meta());
     let api = K::api(client.clone(), key.namespace.as_deref());
     let uid = Some(object.meta().uid().to_owned()).filter(|uid| !uid.is_empty());
-    let params =
-        DeleteParams { preconditions: Some(Preconditions { uid, resource_version: None }), ..DeleteParams::default() };
+    let params = DeleteParams { preconditions: Some(Preconditions { uid, resource_version: None }), ..params };
     match api.delete(&key.name, &params).await.map_err(failed::<K>("delete", &key)) {
         Ok(held) => Ok(held.left()),
         Err(error) => error.absent_is_fine().map(|()| None),

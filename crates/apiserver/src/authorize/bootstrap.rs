@@ -46,9 +46,17 @@ const COMPONENTS: &[(&str, &[Rule])] = &[
             (CORE, &["nodes", "persistentvolumeclaims", "persistentvolumes", "pods"], READ),
             (
                 STORAGE,
-                &["csidrivers", "csinodes", "storageclasses", "volumeattachments", "volumeattributesclasses"],
+                &[
+                    "csidrivers",
+                    "csinodes",
+                    "csistoragecapacities",
+                    "storageclasses",
+                    "volumeattachments",
+                    "volumeattributesclasses",
+                ],
                 READ,
             ),
+            (&["coordination.k8s.io"], &["leases"], READ),
         ],
     ),
     (
@@ -80,12 +88,28 @@ const COMPONENTS: &[(&str, &[Rule])] = &[
             (STORAGE, &["volumeattributesclasses"], &["patch"]),
         ],
     ),
-    ("system:cleat:readiness", &[(CORE, &["nodes"], &["patch"])]),
-    ("system:cleat:scheduler", &[(CORE, &["pods/binding"], &["create"]), (CORE, &["pods/status"], &["patch"]), EVENTS]),
+    (
+        "system:cleat:scheduler",
+        &[
+            (CORE, &["pods/binding"], &["create"]),
+            (CORE, &["pods/status"], &["patch"]),
+            (CORE, &["persistentvolumeclaims", "persistentvolumes"], &["update"]),
+            EVENTS,
+        ],
+    ),
+    (
+        "system:cleat:node-lifecycle",
+        &[
+            (CORE, &["nodes"], &["get", "patch"]),
+            (CORE, &["nodes/status"], &["patch"]),
+            (CORE, &["pods"], &["delete"]),
+            EVENTS,
+        ],
+    ),
     (
         "system:cleat:attach-detach",
         &[
-            (STORAGE, &["volumeattachments"], &["create", "delete"]),
+            (STORAGE, &["volumeattachments"], &["create", "delete", "get"]),
             (CORE, &["nodes"], &["get"]),
             (CORE, &["nodes/status"], &["patch"]),
             EVENTS,
@@ -100,6 +124,7 @@ const COMPONENTS: &[(&str, &[Rule])] = &[
             (CORE, &["persistentvolumeclaims"], &["patch"]),
             (CORE, &["secrets"], &["get"]),
             (STORAGE, &["volumeattributesclasses"], &["get"]),
+            (STORAGE, &["csistoragecapacities"], &["create", "delete", "update"]),
             (&["snapshot.storage.k8s.io"], &["volumesnapshots"], &["get", "patch"]),
             (&["snapshot.storage.k8s.io"], &["volumesnapshotcontents"], &["get"]),
             EVENTS,

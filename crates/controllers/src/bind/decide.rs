@@ -6,7 +6,7 @@ use cleat_api::claim::{
     self, claim_class, claim_phase, is_reserved_for, volume_name, volume_phase, waits_for_consumer,
 };
 use cleat_api::key::Meta as _;
-use cleat_api::keys::annotation;
+use cleat_api::keys::{annotation, finalizer};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 
@@ -24,6 +24,8 @@ pub struct ClaimSeen {
     pub class: Option<Option<Arc<StorageClass>>>,
     /// The default class, looked up only for claims that say nothing about their class.
     pub default_class: Option<String>,
+    /// Pods without a node that use the claim.
+    pub consumers: Vec<String>,
     /// The class's provisioner takes a claim to be held from the moment it is asked.
     pub provisioner_holds: bool,
 }
@@ -51,6 +53,8 @@ pub enum ClaimDecision {
 pub enum Wait {
     NoVolumeAndNoClass,
     ForFirstConsumer,
+    /// The claim's volume depends on where these pods go.
+    ForPods(Vec<String>),
     ClassMissing(String),
     /// The class is for volumes that administrators make.
     NotDynamic(String),
@@ -77,6 +81,8 @@ pub struct Binding {
     pub mark_volume: bool,
     pub point_claim: Option<Point>,
     pub mark_claim: bool,
+    /// The volume cannot vanish meanwhile, so the claim may be pointed at it before its phase protects it.
+    pub together: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,7 +130,9 @@ fn search(seen: &ClaimSeen) -> ClaimDecision {
         return ClaimDecision::AssignClass(class.clone());
     }
     if delayed && seen.claim.metadata.annotation(annotation::SELECTED_NODE).is_none() {
-        return ClaimDecision::Wait(Wait::ForFirstConsumer);
+        let consumers = seen.consumers.clone();
+        let wait = if consumers.is_empty() { Wait::ForFirstConsumer } else { Wait::ForPods(consumers) };
+        return ClaimDecision::Wait(wait);
     }
     match &seen.class {
         None => ClaimDecision::Wait(Wait::NoVolumeAndNoClass),
@@ -180,6 +188,7 @@ fn bind(seen: &ClaimSeen, volume: &Arc<PersistentVolume>) -> ClaimDecision {
         mark_volume: volume_phase(volume) != "Bound",
         point_claim,
         mark_claim: claim_phase(claim) != "Bound" || !modes_told(claim, volume),
+        together: volume.metadata.has_finalizer(finalizer::PROVISIONER),
     };
     if binding.reserve.is_none() && !binding.mark_volume && binding.point_claim.is_none() && !binding.mark_claim {
         return ClaimDecision::Settled;
@@ -298,6 +307,7 @@ mod tests {
             candidates: Vec::new(),
             class: None,
             default_class: None,
+            consumers: Vec::new(),
             provisioner_holds: false,
         }
     }
@@ -382,6 +392,14 @@ mod tests {
                 "no consumer yet",
                 with_class(seen(classed("wait")), Some(waiting_class())),
                 Waits(Wait::ForFirstConsumer),
+            ),
+            (
+                "a consumer without a node",
+                ClaimSeen {
+                    consumers: vec!["p".to_owned()],
+                    ..with_class(seen(classed("wait")), Some(waiting_class()))
+                },
+                Waits(Wait::ForPods(vec!["p".to_owned()])),
             ),
             ("the scheduler chose a node", with_class(seen(chosen), Some(waiting_class())), ask(true)),
         ] {

@@ -1,13 +1,11 @@
 //! Which volume suits a claim. Pure.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use cleat_api::access;
 use cleat_api::claim::{self, is_reserved_for};
 use cleat_api::key::Meta as _;
+use cleat_api::matching;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 /// May a free volume be taken, or only one that was set aside for the claim?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,30 +21,18 @@ pub(super) fn best<'a>(
     candidates: &'a [Arc<PersistentVolume>],
     choice: Choice,
 ) -> Option<&'a Arc<PersistentVolume>> {
-    let reserved =
-        candidates.iter().filter(|v| is_reserved_for(v, claim) && is_usable(v, claim)).min_by_key(|v| name(v));
+    let usable = |v: &&Arc<PersistentVolume>| matching::is_usable(v, claim);
+    let reserved = candidates.iter().filter(|v| is_reserved_for(v, claim)).filter(usable).min_by_key(|v| name(v));
     if reserved.is_some() || choice == Choice::ReservedOnly {
         return reserved;
     }
     let free = candidates.iter().filter(|v| suits(v, claim));
-    free.min_by_key(|v| (modes(v).len(), claim::capacity(v), name(v)))
+    free.min_by_key(|v| (matching::modes(v).len(), claim::capacity(v), name(v)))
 }
 
 /// A free volume that satisfies the claim.
 pub(super) fn suits(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
-    claim::claim_ref(volume).is_none()
-        && claim::volume_phase(volume) == "Available"
-        && claim::volume_class(volume) == claim::claim_class(claim).unwrap_or_default()
-        && is_usable(volume, claim)
-        && offers_modes(volume, claim)
-        && selected(volume, claim)
-}
-
-fn is_usable(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
-    !volume.metadata.is_deleting()
-        && holds_enough(volume, claim)
-        && claim::volume_mode(volume) == claim::claim_mode(claim)
-        && attributes_class(volume) == wanted_attributes_class(claim)
+    matching::is_usable(volume, claim) && matching::is_suitable(volume, claim)
 }
 
 /// Why a volume that a claim names cannot be bound to it; `None` if it can.
@@ -54,15 +40,15 @@ pub(super) fn misfit(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -
     let name = volume.metadata.name.as_deref().unwrap_or_default();
     let text = if volume.metadata.is_deleting() {
         return Some(format!("the volume is marked for deletion {name:?}"));
-    } else if !holds_enough(volume, claim) {
+    } else if !matching::holds_enough(volume, claim) {
         "requested PV is too small"
     } else if claim::volume_class(volume) != claim::claim_class(claim).unwrap_or_default() {
         "storageClassName does not match"
-    } else if attributes_class(volume) != wanted_attributes_class(claim) {
+    } else if matching::attributes_class(volume) != matching::wanted_attributes_class(claim) {
         "volumeAttributesClassName does not match"
     } else if claim::volume_mode(volume) != claim::claim_mode(claim) {
         "incompatible volumeMode"
-    } else if !offers_modes(volume, claim) {
+    } else if !matching::offers_modes(volume, claim) {
         "incompatible accessMode"
     } else {
         return None;
@@ -72,55 +58,6 @@ pub(super) fn misfit(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -
 
 fn name(volume: &PersistentVolume) -> Option<&String> {
     volume.metadata.name.as_ref()
-}
-
-fn holds_enough(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
-    match (claim::capacity(volume), claim::requested(claim)) {
-        (Some(capacity), Some(requested)) => capacity >= requested,
-        (_, None) => true,
-        (None, Some(_)) => false,
-    }
-}
-
-fn attributes_class(volume: &PersistentVolume) -> &str {
-    volume.spec.as_ref().and_then(|s| s.volume_attributes_class_name.as_deref()).unwrap_or_default()
-}
-
-fn wanted_attributes_class(claim: &PersistentVolumeClaim) -> &str {
-    claim.spec.as_ref().and_then(|s| s.volume_attributes_class_name.as_deref()).unwrap_or_default()
-}
-
-pub(super) fn modes(volume: &PersistentVolume) -> BTreeSet<&str> {
-    let all = volume.spec.iter().flat_map(|s| s.access_modes.iter().flatten());
-    all.map(String::as_str).filter(|m| access::ORDER.contains(m)).collect()
-}
-
-fn offers_modes(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
-    let offered = modes(volume);
-    let mut wanted = claim.spec.iter().flat_map(|s| s.access_modes.iter().flatten());
-    wanted.all(|mode| offered.contains(mode.as_str()))
-}
-
-fn selected(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
-    let Some(selector) = claim.spec.as_ref().and_then(|s| s.selector.as_ref()) else { return true };
-    matches_labels(selector, volume)
-}
-
-fn matches_labels(selector: &LabelSelector, volume: &PersistentVolume) -> bool {
-    let label = |key: &str| volume.metadata.labels.as_ref().and_then(|l| l.get(key));
-    let exact = selector.match_labels.iter().flatten().all(|(key, value)| label(key) == Some(value));
-    let expressions = selector.match_expressions.iter().flatten().all(|term| {
-        let value = label(&term.key);
-        let listed = |v: &String| term.values.iter().flatten().any(|w| w == v);
-        match term.operator.as_str() {
-            "In" => value.is_some_and(listed),
-            "NotIn" => !value.is_some_and(listed),
-            "Exists" => value.is_some(),
-            "DoesNotExist" => value.is_none(),
-            _ => false,
-        }
-    });
-    exact && expressions
 }
 
 #[cfg(test)]

@@ -6,9 +6,10 @@ use std::time::Duration;
 use cleat_api::claim::{self, claim_class, claim_ref, claim_ref_key, volume_class, volume_name};
 use cleat_api::key::{Key, Meta as _};
 use cleat_api::keys::annotation;
+use cleat_api::pod;
 use cleat_runtime::write::{self, WriteError};
 use cleat_runtime::{Cache, Caches, Index, Queue};
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
 
 use super::decide::{ClaimSeen, Owner};
@@ -26,6 +27,9 @@ pub(super) struct Observed {
     /// Claims without a volume by class, and claims by the volume they name.
     pending: Index<PersistentVolumeClaim>,
     naming: Index<PersistentVolumeClaim>,
+    pub(super) pods: Cache<Pod>,
+    /// Pods without a node by the claims they use.
+    consumers: Index<Pod>,
     options: Arc<Options>,
 }
 
@@ -37,8 +41,10 @@ const UNSAID: &str = "/unsaid";
 
 impl Observed {
     pub(super) fn new(caches: &Caches, options: Options) -> Self {
-        let (claims, volumes) = (caches.claims(), caches.volumes());
+        let (claims, volumes, pods) = (caches.claims(), caches.volumes(), caches.pods());
         Self {
+            consumers: pods.index(|p| waiting_for(p).map(|claim| claim.to_string()).collect()),
+            pods,
             reserved: volumes.index(|v| claim_ref(v).map(|r| claim_ref_key(r).to_string()).into_iter().collect()),
             shelf: Shelf::new(volumes.clone()),
             pending: claims.index(|c| match volume_name(c) {
@@ -54,7 +60,7 @@ impl Observed {
     }
 
     pub(super) async fn synced(&self) {
-        tokio::join!(self.claims.synced(), self.volumes.synced(), self.classes.synced());
+        tokio::join!(self.claims.synced(), self.volumes.synced(), self.classes.synced(), self.pods.synced());
     }
 
     /// The claim, and with it the volume it may take: nobody else in this process takes it meanwhile.
@@ -81,9 +87,12 @@ impl Observed {
         }
         let class = claim_class(&claim).filter(|name| !name.is_empty()).map(|name| self.classes.named(name));
         let default_class = if claim_class(&claim).is_none() && is_open { self.default_class() } else { None };
+        let waiting = self.consumers.get(&key.to_string());
+        let mut consumers: Vec<String> = waiting.iter().filter_map(|p| p.metadata.name.clone()).collect();
+        consumers.sort();
         let provisioner = class.as_ref().and_then(Option::as_ref).map(|c| c.provisioner.as_str());
         let provisioner_holds = provisioner.is_some_and(|name| self.options.holding_provisioners.contains(name));
-        Some((ClaimSeen { claim, named, candidates, class, default_class, provisioner_holds }, taken))
+        Some((ClaimSeen { claim, named, candidates, class, default_class, consumers, provisioner_holds }, taken))
     }
 
     fn default_class(&self) -> Option<String> {
@@ -112,6 +121,13 @@ impl Observed {
     pub(super) fn unbound(&self) -> Vec<Arc<PersistentVolumeClaim>> {
         self.claims.all().into_iter().filter(|c| volume_name(c).is_none()).collect()
     }
+}
+
+/// The claims that a pod without a node uses.
+pub(super) fn waiting_for(pod: &Pod) -> impl Iterator<Item = Key> {
+    let is_waiting = pod::node_name(pod).is_none() && !pod::is_terminated(pod);
+    let claims = if is_waiting { pod::claim_volumes(pod) } else { Vec::new() };
+    claims.into_iter().map(|used| used.claim)
 }
 
 impl Binder {

@@ -125,7 +125,7 @@ impl Places {
 
     fn insert(&mut self, volume: Arc<PersistentVolume>) {
         let name = volume.metadata.name.clone().unwrap_or_default();
-        let modes: Vec<String> = matching::modes(&volume).into_iter().map(ToOwned::to_owned).collect();
+        let modes: Vec<String> = cleat_api::matching::modes(&volume).into_iter().map(ToOwned::to_owned).collect();
         let (class, count) = (volume_class(&volume).to_owned(), modes.len());
         let place = (modes, capacity(&volume), name.clone());
         let shelf = self.by_class.entry(class.clone()).or_default().entry(count).or_default();

@@ -1,59 +1,181 @@
-//! The scheduler: a pod without a node is given one.
+//! The scheduler: a pod without a node is given one where its volumes can be.
 //!
-//! In this slice it knows one rule: where there is exactly one ready node, pods go there. With several nodes a pod
-//! names its own. Pods that ask for another scheduler are left alone.
+//! Guarantees:
+//! - A pod is bound once, and only when every claim of it is bound to a volume that its node reaches.
+//! - What is chosen for a claim is on the objects before anybody acts on it: the claim on the volume that was set aside, or the
+//!   node on the claim that is to be provisioned. After a restart the choice is found there.
+//! - Pods are decided about one after another in one picture, so that none is given what another was given just before.
+//! - A pod that fits nowhere says why, per reason with the number of nodes, and is looked at again when something of that kind
+//!   changes.
 //!
-//! Guarantees: a pod is bound once; the server refuses a second binding.
+//! Assumes: the binder binds claims to volumes that are set aside for them, and names the provisioner on claims that
+//! name a node; a provisioner that cannot serve the node takes its name off the claim.
+//!
+//! Leaves alone: pods with a node, with another `schedulerName` or with scheduling gates. Does not preempt, and knows no
+//! affinity between pods and no topology spread.
+//!
+//! Crash points: `schedule:volume-reserved` after a volume was set aside, `schedule:node-selected` after the node was written
+//! on a claim, `schedule:pod-bound` after the binding.
 
 mod act;
 pub mod decide;
+mod observe;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
 
 use cleat_api::key::Key;
-use cleat_api::pod;
-use cleat_runtime::write::WriteError;
-use cleat_runtime::{Backoff, Outcome, Queue, Recorder, work};
+use cleat_runtime::{Backoff, Queue, Recorder};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::Semaphore;
+use tokio::task::{Id, JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
+use tracing::{Instrument as _, debug, info_span, warn};
 
 use crate::Context;
+use decide::{Decision, Outcome, World};
+use observe::{Observed, Subject};
 
-const AT_ONCE: usize = 32;
+const AT_ONCE: usize = 128;
+/// How many changes are taken in before pods are decided about.
+const TAKEN_IN: usize = 512;
+/// How long a pod rests after a lost race, at first; doubling to the longest.
+const REST: Duration = Duration::from_millis(10);
+/// The same after a provisioner gave its node back, or its volumes did not come in time.
+const LONG_REST: Duration = Duration::from_secs(1);
+const LONGEST_REST: Duration = Duration::from_secs(10);
 
 #[derive(Clone)]
 struct Scheduler {
     context: Context,
+    observed: Observed,
     recorder: Recorder,
+    places: Arc<Semaphore>,
 }
 
 /// Runs until `stop`.
 pub async fn run(context: Context, stop: CancellationToken) {
-    let queue: Queue<Key> = Queue::new(Backoff::default());
-    let (pods, nodes) = (context.caches.pods(), context.caches.nodes());
+    let observed = Observed::new(&context.caches);
+    // A node or a volume that is not listed yet would look like none.
     tokio::select! {
         () = stop.cancelled() => return,
-        ((), ()) = async { tokio::join!(pods.synced(), nodes.synced()) } => {}
+        () = observed.synced() => {}
     }
-    let q = queue.clone();
-    pods.subscribe(move |change| q.add(Key::of(&change.object().metadata)));
-    let (q, waiting) = (queue.clone(), pods.clone());
-    nodes.subscribe(move |_| {
-        for pod in waiting.all().iter().filter(|p| pod::node_name(p).is_none()) {
-            q.add(Key::of(&pod.metadata));
-        }
-    });
-    let recorder = Recorder::new(context.client.clone(), "default-scheduler", context.clock.clone());
-    let scheduler = Scheduler { context, recorder };
-    work("schedule", queue, AT_ONCE, stop, move |key| scheduler.clone().reconcile(key)).await;
+    let queue = Queue::new(Backoff::default());
+    observed.follow(&queue);
+    let recorder = Recorder::new(context.client.clone(), decide::SCHEDULER, context.clock.clone());
+    let places = Arc::new(Semaphore::new(AT_ONCE));
+    let scheduler = Scheduler { context, observed, recorder, places };
+    let desk = Desk {
+        scheduler,
+        queue,
+        world: World::default(),
+        acting: JoinSet::new(),
+        decisions: HashMap::new(),
+        failures: HashMap::new(),
+    };
+    desk.work(stop).await;
 }
 
-impl Scheduler {
-    async fn reconcile(self, key: Key) -> Result<Outcome, WriteError> {
-        let Some(pod) = self.context.caches.pods().get(&key) else { return Ok(Outcome::Done) };
-        if pod::node_name(&pod).is_some() {
-            return Ok(Outcome::Done);
+/// The one task that decides. Whatever waits for the server runs beside it.
+struct Desk {
+    scheduler: Scheduler,
+    queue: Queue<Subject>,
+    world: World,
+    acting: JoinSet<Outcome>,
+    /// Which decision each task carries out.
+    decisions: HashMap<Id, (Key, Decision)>,
+    /// How often in a row a pod's decision could not be carried out.
+    failures: HashMap<Key, u32>,
+}
+
+impl Desk {
+    async fn work(mut self, stop: CancellationToken) {
+        loop {
+            let now = self.scheduler.context.clock.now();
+            let next_end = self.world.expire(now);
+            self.decide(now);
+            let rest = next_end.and_then(|end| end.duration_since(now).try_into().ok());
+            let rest: Duration = rest.unwrap_or(Duration::MAX);
+            tokio::select! {
+                () = stop.cancelled() => break,
+                subject = self.queue.next() => self.take_in(subject).await,
+                Some(ended) = self.acting.join_next_with_id() => self.note(ended),
+                () = tokio::time::sleep(rest) => {}
+            }
         }
-        let nodes = self.context.caches.nodes().all();
-        let decision = decide::decide(&pod, &nodes);
-        self.settle(&pod, decision).await?;
-        Ok(Outcome::Done)
+        while self.acting.join_next().await.is_some() {}
+    }
+
+    /// Takes in what has changed, this and what else is there, so that a storm is one picture and not a thousand.
+    async fn take_in(&mut self, first: Subject) {
+        let mut next = Some(first);
+        let mut taken = 0;
+        while let Some(subject) = next.take() {
+            self.scheduler.observed.take_in(&mut self.world, &subject);
+            self.queue.done(&subject);
+            if let Subject::Pod(key) = &subject
+                && self.scheduler.observed.pods.get(key).is_none()
+            {
+                self.failures.remove(key);
+            }
+            taken += 1;
+            if taken < TAKEN_IN && !self.queue.is_empty() {
+                next = Some(self.queue.next().await);
+            }
+        }
+    }
+
+    fn decide(&mut self, now: Timestamp) {
+        while let Some((pod, decision)) = self.world.next(now) {
+            if !matches!(decision, Decision::Await) {
+                self.act(pod, decision);
+            }
+        }
+    }
+
+    fn act(&mut self, pod: Arc<Pod>, decision: Decision) {
+        let key = Key::of(&pod.metadata);
+        let scheduler = self.scheduler.clone();
+        let span = info_span!("reconcile", controller = "schedule", pod = %key);
+        let carried_out = decision.clone();
+        let work = async move {
+            let _place = scheduler.places.acquire().await;
+            match scheduler.settle(&pod, &carried_out).await {
+                Ok(()) => Outcome::Done,
+                Err(error) if error.is_conflict() => {
+                    debug!(%error, "someone else wrote first");
+                    Outcome::Failed
+                }
+                Err(error) => {
+                    warn!(%error, "decision not carried out");
+                    Outcome::Failed
+                }
+            }
+        };
+        let task = self.acting.spawn(work.instrument(span));
+        self.decisions.insert(task.id(), (key, decision));
+    }
+
+    fn note(&mut self, ended: Result<(Id, Outcome), JoinError>) {
+        // A task that panicked counts as failed: its pod must not stay locked.
+        let (id, outcome) = ended.unwrap_or_else(|error| (error.id(), Outcome::Failed));
+        let Some((pod, decision)) = self.decisions.remove(&id) else { return };
+        self.world.finished(&pod, &decision, outcome);
+        let first = match (&decision, outcome) {
+            (Decision::GiveUp { .. }, _) => LONG_REST,
+            (_, Outcome::Failed) => REST,
+            (Decision::Bind { .. } | Decision::Wait(_), Outcome::Done) => {
+                self.failures.remove(&pod);
+                return;
+            }
+            (Decision::Reserve { .. } | Decision::Await, Outcome::Done) => return,
+        };
+        let times = self.failures.entry(pod.clone()).or_default();
+        let rest = first.saturating_mul(1 << (*times).min(10)).min(LONGEST_REST);
+        *times += 1;
+        self.queue.add_after(Subject::Retry(pod), rest);
     }
 }

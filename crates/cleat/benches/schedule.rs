@@ -1,0 +1,147 @@
+//! How long a burst of pods takes to find their nodes, with a volume made for each: `cargo xtask bench schedule`.
+//!
+//! The whole stack runs as in `cleat up`, with durable writes and the block driver as a child. The nodes that pods go to are
+//! objects without an agent, on which nothing is attached: what is measured is the way from creation to "scheduled, and its
+//! claim bound to a volume that exists". `CLEAT_BENCH_PODS` and `CLEAT_BENCH_NODES` change the size.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cleat::up::objects::WAIT_CLASS;
+use cleat::up::{Config, Stack};
+use cleat_api::key::Key;
+use cleat_api::{claim, pod};
+use cleat_drivers::block;
+use cleat_runtime::write::{self, Part};
+use cleat_runtime::{Caches, Change};
+use futures::{StreamExt as _, stream};
+use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::CSINode;
+use kube::Client;
+use parking_lot::Mutex;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+/// Requests under way at a time, as from several clients.
+const AT_ONCE: usize = 64;
+/// A burst that takes this long is broken, not slow.
+const PATIENCE: Duration = Duration::from_secs(300);
+const ROUNDS: usize = 5;
+
+#[tokio::main]
+async fn main() {
+    let (pods, nodes) = (count("CLEAT_BENCH_PODS", 1000), count("CLEAT_BENCH_NODES", 100));
+    println!("{pods} pods with a claim each, {nodes} nodes, {ROUNDS} rounds:\n");
+    println!("| round | all created | p50 of a pod | p99 | all scheduled and bound |\n|---|---|---|---|---|");
+    for round in 1..=ROUNDS {
+        let directory = tempfile::Builder::new().prefix("cb-").tempdir_in("/tmp").expect("a temporary directory");
+        let config = Config::scratch(directory.path(), 1, env!("CARGO_BIN_EXE_cleat"));
+        let stack = Stack::start(config).await.expect("the stack starts");
+        burst(&stack.client(), round, pods, nodes).await;
+        stack.stop().await;
+    }
+}
+
+fn count(name: &str, default: usize) -> usize {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+async fn burst(client: &Client, round: usize, pods: usize, nodes: usize) {
+    each(nodes, |n| add_node(client, n)).await;
+    let caches = Caches::new(client.clone(), CancellationToken::new());
+    let placed: Arc<Mutex<HashMap<Key, Instant>>> = Arc::default();
+    let news = Arc::new(Notify::new());
+    let (all_pods, all_claims) = (caches.pods(), caches.claims());
+    tokio::join!(all_pods.synced(), all_claims.synced());
+    let (seen, wake) = (placed.clone(), news.clone());
+    all_pods.subscribe(move |change: &Change<Pod>| {
+        let object = change.object();
+        if pod::node_name(object).is_some() {
+            seen.lock().entry(Key::of(&object.metadata)).or_insert_with(Instant::now);
+        }
+        wake.notify_one();
+    });
+    let wake = news.clone();
+    all_claims.subscribe(move |_: &Change<PersistentVolumeClaim>| wake.notify_one());
+
+    let begun = Instant::now();
+    let made: Arc<Mutex<HashMap<Key, Instant>>> = Arc::default();
+    each(pods, |n| add_pod(client, n, made.clone())).await;
+    let created = begun.elapsed();
+    let all = async {
+        loop {
+            let is_there = |p: &Arc<Pod>| pod::node_name(p).is_some();
+            let is_bound = |c: &Arc<PersistentVolumeClaim>| claim::claim_phase(c) == "Bound";
+            let (on_nodes, bound) = (all_pods.all(), all_claims.all());
+            if on_nodes.iter().filter(|p| is_there(p)).count() == pods
+                && bound.iter().filter(|c| is_bound(c)).count() == pods
+            {
+                return;
+            }
+            news.notified().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, all).await.expect("all pods are scheduled and all claims bound");
+    let total = begun.elapsed();
+    let (made, placed) = (made.lock(), placed.lock());
+    let mut times: Vec<Duration> =
+        placed.iter().filter_map(|(key, at)| Some(at.duration_since(*made.get(key)?))).collect();
+    times.sort();
+    let at =
+        |share: usize| times.get((times.len().max(1) - 1) * share / 100).copied().unwrap_or_default().as_secs_f64();
+    println!(
+        "| {round} | {:.2} s | {:.2} s | {:.2} s | {:.2} s |",
+        created.as_secs_f64(),
+        at(50),
+        at(99),
+        total.as_secs_f64()
+    );
+}
+
+async fn each<F: Future<Output = ()>>(count: usize, work: impl Fn(usize) -> F) {
+    stream::iter((0..count).map(work)).buffer_unordered(AT_ONCE).collect::<()>().await;
+}
+
+fn object<K: DeserializeOwned>(value: Value) -> K {
+    serde_json::from_value(value).expect("an object of its kind")
+}
+
+/// A ready node with the driver, which nobody runs. Without the annotation of the attach/detach controller nothing is
+/// attached to it.
+async fn add_node(client: &Client, n: usize) {
+    let name = format!("sim-{n}");
+    let room = json!({"cpu": "32", "memory": "64Gi", "pods": "110"});
+    let status =
+        json!({"status": {"allocatable": room, "capacity": room, "conditions": [{"type": "Ready", "status": "True"}]}});
+    let node: Node =
+        object(json!({"metadata": {"name": name, "labels": {"sim": "yes", "kubernetes.io/hostname": name}}}));
+    write::create(client, &node).await.expect("a node");
+    write::merge::<Node>(client, Part::Status, &Key::cluster(&name), &status).await.expect("its status");
+    let drivers = json!([{"name": block::NAME, "nodeID": name}]);
+    let csi_node: CSINode = object(json!({"metadata": {"name": name}, "spec": {"drivers": drivers}}));
+    write::create(client, &csi_node).await.expect("its drivers");
+}
+
+async fn add_pod(client: &Client, n: usize, made: Arc<Mutex<HashMap<Key, Instant>>>) {
+    let name = format!("p{n}");
+    let claim: PersistentVolumeClaim = object(json!({
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"storageClassName": WAIT_CLASS, "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "1Gi"}}},
+    }));
+    write::create(client, &claim).await.expect("a claim");
+    let pod: Pod = object(json!({
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "nodeSelector": {"sim": "yes"},
+            "containers": [{"name": "main", "image": "busybox",
+                "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}}}],
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": name}}],
+        },
+    }));
+    made.lock().insert(Key::namespaced("default", &name), Instant::now());
+    write::create(client, &pod).await.expect("a pod");
+}

@@ -1,0 +1,275 @@
+//! Where pods go, with real kubectl and real volumes: claims that wait for their pod, pods that say why they wait, and what
+//! lets them go.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where its steps fail")]
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+
+use support::Machine;
+use support::stack::Stack;
+
+const SELECTED: &str = "{.metadata.annotations.volume\\.kubernetes\\.io/selected-node}";
+
+fn example(name: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(name)).unwrap()
+}
+
+fn claim(name: &str, class: &str, mode: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {{name: {name}}}\nspec:\n  storageClassName: {class}\n  \
+         accessModes: [{mode}]\n  resources: {{requests: {{storage: 64Mi}}}}\n---\n"
+    )
+}
+
+/// A pod that names no node. `more` are further fields of its spec.
+fn pod(name: &str, claims: &[&str], more: &str) -> String {
+    let volumes = claims.iter().map(|c| format!("{{name: v-{c}, persistentVolumeClaim: {{claimName: {c}}}}}"));
+    let mounts = claims.iter().map(|c| format!("{{name: v-{c}, mountPath: /{c}}}"));
+    let list = |items: Vec<String>| items.join(", ");
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec:\n  containers:\n  - {{name: main, image: busybox, \
+         volumeMounts: [{}]}}\n  volumes: [{}]\n{more}\n---\n",
+        list(mounts.collect()),
+        list(volumes.collect()),
+    )
+}
+
+fn wait_scheduled(stack: &Stack, pod: &str) -> String {
+    stack.wait(&format!("pod/{pod}"), "condition=PodScheduled");
+    stack.field(&format!("pod/{pod}"), "{.spec.nodeName}")
+}
+
+/// Waits until the pod says that it fits nowhere, for exactly this reason.
+fn wait_refused(stack: &Stack, pod: &str, message: &str) {
+    stack.wait_field(&format!("pod/{pod}"), "{.status.conditions[?(@.type==\"PodScheduled\")].message}", message);
+    let reason = "{.status.conditions[?(@.type==\"PodScheduled\")].reason}";
+    assert_eq!(stack.field(&format!("pod/{pod}"), reason), "Unschedulable");
+    // Events are written behind the decision.
+    let about = format!("involvedObject.name={pod},reason=FailedScheduling");
+    let told = ["get", "events", "--field-selector", &about, "-o", "jsonpath={.items[*].message}"];
+    while !stack.kubectl(&told).contains(message) {}
+}
+
+/// Both nodes are registered, with their driver.
+fn wait_nodes(stack: &Stack) {
+    for node in ["node-1", "node-2"] {
+        let found = (0..600).any(|_| {
+            let asked = ["get", "csinode", node, "-o", "jsonpath={.spec.drivers[*].name}"];
+            let output = stack.try_kubectl(&asked, None);
+            output.status.success() && output.stdout == b"block.cleat.dev"
+        });
+        assert!(found, "{node} does not register its driver");
+    }
+}
+
+#[test]
+fn a_waiting_claim_is_made_where_its_pod_goes() {
+    let machine = Machine::new();
+    let stack = Stack::start(&machine, 2);
+    wait_nodes(&stack);
+    let (only_claim, only_pod) =
+        example("waiting.yaml").split_once("---\n").map(|(c, p)| (c.to_owned(), p.to_owned())).unwrap();
+    stack.apply(&only_claim);
+    let about = "involvedObject.name=waiting-claim,reason=WaitForFirstConsumer";
+    while stack.kubectl(&["get", "events", "--field-selector", about, "-o", "name"]).is_empty() {}
+    assert_eq!(stack.names("pv"), [] as [&str; 0], "nothing is made before there is a pod");
+    stack.apply(&only_pod);
+    let volume = stack.wait_bound("waiting-claim");
+    stack.wait_mounted("waiting-app");
+    let node = stack.field("pod/waiting-app", "{.spec.nodeName}");
+    assert_eq!(stack.field("pvc/waiting-claim", SELECTED), node);
+    fs::write(stack.mount("waiting-app", &node, &volume).join("f"), "here").unwrap();
+    stack.delete("pod/waiting-app");
+    stack.delete("pvc/waiting-claim");
+    stack.wait_no_volumes();
+    machine.assert_nothing_left();
+    assert!(stack.stop().success());
+    let log = fs::read_to_string(machine.scratch("audit.log")).unwrap();
+    let refused: Vec<&str> = log.lines().filter(|line| line.contains(r#""code":403"#)).collect();
+    assert!(refused.is_empty(), "{}", refused.join("\n"));
+}
+
+#[test]
+fn a_pod_that_fits_nowhere_says_why_and_goes_when_the_cause_does() {
+    let machine = Machine::new();
+    let stack = Stack::start(&machine, 2);
+    wait_nodes(&stack);
+    stack.kubectl(&["cordon", "node-1"]);
+    stack.kubectl(&["cordon", "node-2"]);
+    stack.apply(&pod("cordoned", &[], ""));
+    wait_refused(&stack, "cordoned", "0/2 nodes are available: 2 node(s) were unschedulable.");
+    stack.kubectl(&["uncordon", "node-2"]);
+    assert_eq!(wait_scheduled(&stack, "cordoned"), "node-2");
+    stack.kubectl(&["uncordon", "node-1"]);
+
+    stack.apply(&pod("picky", &[], "  nodeSelector: {disk: ssd}"));
+    let affinity = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.";
+    wait_refused(&stack, "picky", affinity);
+    stack.kubectl(&["label", "node/node-1", "disk=ssd"]);
+    assert_eq!(wait_scheduled(&stack, "picky"), "node-1");
+
+    stack.kubectl(&["taint", "nodes", "node-1", "node-2", "gpu=yes:NoSchedule"]);
+    stack.apply(&pod("intolerant", &[], ""));
+    wait_refused(&stack, "intolerant", "0/2 nodes are available: 2 node(s) had untolerated taint {gpu: yes}.");
+    stack.kubectl(&["taint", "nodes", "node-2", "gpu-"]);
+    assert_eq!(wait_scheduled(&stack, "intolerant"), "node-2");
+    stack.kubectl(&["taint", "nodes", "node-1", "gpu-"]);
+
+    // Each takes a whole node's processors.
+    let cpu = stack.field("node/node-1", "{.status.allocatable.cpu}");
+    let large = |name: &str| {
+        let small = format!("{{name: main, image: busybox, resources: {{requests: {{cpu: {cpu:?}}}}}, volumeMounts");
+        pod(name, &[], "").replace("{name: main, image: busybox, volumeMounts", &small)
+    };
+    stack.apply(&(large("large-1") + &large("large-2")));
+    wait_scheduled(&stack, "large-1");
+    wait_scheduled(&stack, "large-2");
+    stack.apply(&large("large-3"));
+    wait_refused(&stack, "large-3", "0/2 nodes are available: 2 Insufficient cpu.");
+    let freed = stack.field("pod/large-1", "{.spec.nodeName}");
+    stack.delete("pod/large-1");
+    assert_eq!(wait_scheduled(&stack, "large-3"), freed);
+
+    stack.apply(&pod("early", &["late"], ""));
+    wait_refused(&stack, "early", "0/2 nodes are available: persistentvolumeclaim \"late\" not found.");
+    stack.apply(&claim("late", "cleat-block", "ReadWriteOnce"));
+    stack.wait_mounted("early");
+}
+
+#[test]
+fn an_exclusive_claim_goes_from_one_pod_to_the_next() {
+    let machine = Machine::new();
+    let stack = Stack::start(&machine, 2);
+    wait_nodes(&stack);
+    stack.apply(&(claim("mine", "cleat-block", "ReadWriteOncePod") + &pod("first", &["mine"], "")));
+    stack.wait_mounted("first");
+    stack.apply(&pod("second", &["mine"], ""));
+    let taken = "0/2 nodes are available: 2 node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod \
+                 access mode already in-use by another pod.";
+    wait_refused(&stack, "second", taken);
+    stack.delete("pod/first");
+    stack.wait_mounted("second");
+}
+
+/// Nobody serves the class; the test itself does what a provisioner does that has no room for the node.
+#[test]
+fn a_node_that_the_provisioner_gives_back_is_exchanged() {
+    let machine = Machine::new();
+    let stack = Stack::start(&machine, 2);
+    wait_nodes(&stack);
+    stack.apply(
+        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: absent}\nprovisioner: absent.example.com\n\
+         volumeBindingMode: WaitForFirstConsumer\n---\n",
+    );
+    stack.apply(&(claim("c", "absent", "ReadWriteOnce") + &pod("p", &["c"], "")));
+    stack.wait_field(
+        "pvc/c",
+        "{.metadata.annotations.volume\\.kubernetes\\.io/storage-provisioner}",
+        "absent.example.com",
+    );
+    let first = stack.field("pvc/c", SELECTED);
+    stack.kubectl(&["annotate", "pvc/c", "volume.kubernetes.io/selected-node-"]);
+    let other = if first == "node-1" { "node-2" } else { "node-1" };
+    stack.wait_field("pvc/c", SELECTED, other);
+    let about = "involvedObject.name=p,reason=FailedScheduling";
+    let told = stack.kubectl(&["get", "events", "--field-selector", about, "-o", "jsonpath={.items[*].message}"]);
+    assert_eq!(told, "binding volumes: provisioning failed for PVC \"c\"");
+    assert_eq!(stack.field("pod/p", "{.spec.nodeName}"), "", "it is not placed before its volume is there");
+}
+
+/// The volume is on one node only, and is taken, not made; the pod follows it.
+#[test]
+fn a_pod_goes_where_its_existing_volume_is() {
+    let machine = Machine::new();
+    let stack = Stack::start(&machine, 2);
+    wait_nodes(&stack);
+    stack.apply(&on_node_2());
+    stack.apply(&(claim("c", "by-hand", "ReadWriteOnce") + &pod("p", &["c"], "")));
+    assert_eq!(wait_scheduled(&stack, "p"), "node-2");
+    assert_eq!(stack.field("pvc/c", "{.spec.volumeName}"), "there");
+    stack.apply(&(claim("d", "by-hand", "ReadWriteOnce") + &pod("q", &["d"], "")));
+    wait_refused(&stack, "q", "0/2 nodes are available: 2 node(s) didn't find available persistent volumes to bind.");
+}
+
+fn on_node_2() -> String {
+    "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: by-hand}\n\
+     provisioner: kubernetes.io/no-provisioner\nvolumeBindingMode: WaitForFirstConsumer\n---\n\
+     apiVersion: v1\nkind: PersistentVolume\nmetadata: {name: there}\nspec:\n  accessModes: [ReadWriteOnce]\n  \
+     capacity: {storage: 1Gi}\n  storageClassName: by-hand\n  local: {path: /nonexistent}\n  nodeAffinity:\n    required:\n      \
+     nodeSelectorTerms:\n      - matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [node-2]}]\n---\n"
+        .to_owned()
+}
+
+/// The stack is killed between any two of the scheduler's writes and started again: the choice that was written stands.
+#[test]
+fn a_choice_survives_a_kill_at_every_boundary() {
+    for point in ["schedule:volume-reserved", "schedule:node-selected", "schedule:pod-bound"] {
+        let machine = Machine::new();
+        let mut stack = Stack::start_with(&machine, 2, Some(point));
+        let mut step = |name: &str, work: &dyn Fn(&Stack) -> bool| {
+            for _ in 0..3 {
+                if work(&stack) {
+                    return;
+                }
+                assert!(stack.is_dead(), "{point}: step {name:?} failed on a living stack");
+                stack = Stack::start(&machine, 2);
+            }
+            panic!("{point}: step {name:?} does not succeed");
+        };
+        let applied = |s: &Stack, yaml: &str| s.try_kubectl(&["apply", "-f", "-"], Some(yaml)).status.success();
+        let holds = |s: &Stack, arguments: &[&str]| s.kubectl_while_alive(&[arguments, &["--timeout=60s"]].concat());
+        step("volume", &|s| applied(s, &on_node_2()));
+        step("claims", &|s| {
+            applied(
+                s,
+                &(claim("made", "cleat-block-wait", "ReadWriteOnce") + &claim("found", "by-hand", "ReadWriteOnce")),
+            )
+        });
+        step("pods", &|s| applied(s, &(pod("p", &["made"], "") + &pod("q", &["found"], ""))));
+        step("placed", &|s| holds(s, &["wait", "pod/q", "--for=condition=PodScheduled"]));
+        step("mounted", &|s| holds(s, &["wait", "pod/p", "--for=condition=cleat.dev/VolumesMounted"]));
+        step("as chosen", &|s| {
+            let field = |what: &str, path: &str| {
+                let output = s.try_kubectl(&["get", what, "-o", &format!("jsonpath={path}")], None);
+                output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
+            };
+            let Some((node, selected)) = field("pod/p", "{.spec.nodeName}").zip(field("pvc/made", SELECTED)) else {
+                return false;
+            };
+            assert_eq!(node, selected, "{point}");
+            let Some((node, volume)) = field("pod/q", "{.spec.nodeName}").zip(field("pvc/found", "{.spec.volumeName}"))
+            else {
+                return false;
+            };
+            assert_eq!((node.as_str(), volume.as_str()), ("node-2", "there"), "{point}");
+            true
+        });
+        assert!(machine.scratch("crashed").exists(), "{point} was never reached");
+        step("gone", &|s| holds(s, &["delete", "pod/p", "pod/q", "pvc/made", "--ignore-not-found"]));
+    }
+}
+
+/// The pod's node winds it down: unmount, detach, and then it is gone.
+#[test]
+fn a_pod_leaves_a_node_whose_taint_it_does_not_tolerate() {
+    let machine = Machine::new();
+    let stack = Stack::start(&machine, 2);
+    wait_nodes(&stack);
+    stack.apply(&(claim("c", "cleat-block", "ReadWriteOnce") + &pod("p", &["c"], "")));
+    stack.wait_mounted("p");
+    let node = stack.field("pod/p", "{.spec.nodeName}");
+    stack.kubectl(&["taint", "nodes", &node, "broken=yes:NoExecute"]);
+    // A pod that is gone already is an error to some versions of kubectl.
+    stack.try_kubectl(&["wait", "pod/p", "--for=delete", "--timeout=60s"], None);
+    assert_eq!(stack.names("pods"), [] as [&str; 0]);
+    assert_eq!(machine.mounts(), []);
+    stack.apply(&pod("q", &["c"], ""));
+    stack.wait_mounted("q");
+    assert_ne!(stack.field("pod/q", "{.spec.nodeName}"), node);
+    stack.kubectl(&["cordon", &node]);
+    let keys = "{.spec.taints[?(@.key==\"node.kubernetes.io/unschedulable\")].effect}";
+    stack.wait_field(&format!("node/{node}"), keys, "NoSchedule");
+}

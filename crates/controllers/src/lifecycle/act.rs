@@ -1,0 +1,59 @@
+//! Writes what was decided about a node or a pod.
+
+use std::sync::Arc;
+
+use cleat_api::key::Key;
+use cleat_runtime::write::{self, Part, WriteError};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use serde_json::json;
+use tracing::{debug, info, warn};
+
+use super::Lifecycle;
+use super::decide::{NodePlan, PodDecision};
+
+impl Lifecycle {
+    pub(super) async fn settle_node(&self, node: &Arc<Node>, plan: NodePlan) -> Result<(), WriteError> {
+        let key = Key::of(&node.metadata);
+        let mut revision = node.metadata.resource_version.clone();
+        if let Some(conditions) = plan.conditions {
+            let patch = json!({ "metadata": { "resourceVersion": revision }, "status": { "conditions": conditions } });
+            let written = write::merge::<Node>(&self.context.client, Part::Status, &key, &patch).await?;
+            warn!(node = %key, "the node is silent");
+            let message = format!("Node {key} status is now: NodeNotReady");
+            self.recorder.normal(node.as_ref(), "NodeNotReady", message);
+            revision = written.metadata.resource_version.clone();
+            self.nodes.observe_write(written);
+        }
+        if let Some(taints) = plan.taints {
+            let taints = Some(taints).filter(|taints| !taints.is_empty());
+            let patch = json!({ "metadata": { "resourceVersion": revision }, "spec": { "taints": taints } });
+            let written = write::merge::<Node>(&self.context.client, Part::Whole, &key, &patch).await?;
+            debug!(node = %key, "taints brought up to date");
+            self.nodes.observe_write(written);
+        }
+        Ok(())
+    }
+
+    pub(super) async fn settle_pod(&self, pod: &Pod, node: &str, decision: PodDecision) -> Result<(), WriteError> {
+        let key = Key::of(&pod.metadata);
+        match decision {
+            PodDecision::Keep | PodDecision::LookAt(_) => {}
+            PodDecision::Evict => {
+                info!(pod = %key, node, "pod leaves its node");
+                self.recorder.normal(pod, "TaintManagerEviction", format!("Marking for deletion Pod {key}"));
+                write::delete(&self.context.client, pod).await?;
+            }
+            PodDecision::Finish => {
+                info!(pod = %key, node, "pod of a machine out of service removed");
+                write::delete_at_once(&self.context.client, pod).await?;
+            }
+            PodDecision::Collect => {
+                if write::live::<Node>(&self.context.client, &Key::cluster(node)).await?.is_none() {
+                    info!(pod = %key, node, "pod of a node that is gone removed");
+                    write::delete_at_once(&self.context.client, pod).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
