@@ -50,6 +50,13 @@ impl WriteError {
         self.code() == Some(404)
     }
 
+    /// The server has too much to do; inside, the pause that it asks for.
+    pub fn overload(&self) -> Option<Option<std::time::Duration>> {
+        let kube::Error::Api(status) = &*self.source else { return None };
+        let pause = status.details.as_ref().map(|d| d.retry_after_seconds).filter(|seconds| *seconds > 0);
+        (status.code == 429).then(|| pause.map(|seconds| std::time::Duration::from_secs(seconds.into())))
+    }
+
     /// For writes whose aim is met when the object is gone.
     pub fn absent_is_fine(self) -> Result<(), Self> {
         if self.is_not_found() { Ok(()) } else { Err(self) }
