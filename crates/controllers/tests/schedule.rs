@@ -413,7 +413,7 @@ fn deliver(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn nobody_gets_what_another_has_and_nobody_waits_without_a_reason(

@@ -109,7 +109,7 @@ const COMPONENTS: &[(&str, &[Rule])] = &[
     (
         "system:cleat:attach-detach",
         &[
-            (STORAGE, &["volumeattachments"], &["create", "delete"]),
+            (STORAGE, &["volumeattachments"], &["create", "delete", "get"]),
             (CORE, &["nodes"], &["get"]),
             (CORE, &["nodes/status"], &["patch"]),
             EVENTS,

@@ -1,8 +1,10 @@
-//! Sidecars as processes of their own, beside any driver and against any API server: `cleat csi-provisioner` takes the
-//! place of external-provisioner, flags and all, and `cleat sidecars` does the work of several in one process.
+//! Sidecars as processes of their own, beside any driver and against any API server: `cleat csi-provisioner` and
+//! `cleat csi-attacher` take the places of external-provisioner and external-attacher, flags and all, and `cleat sidecars`
+//! does the work of several in one process.
 //!
 //! Each stage runs for the lease that its counterpart runs for, so that the two never work at the same time.
 
+mod attacher;
 mod endpoint;
 pub mod flags;
 mod owner;
@@ -18,7 +20,7 @@ use cleat_api::Key;
 use cleat_csi::Endpoint;
 use cleat_runtime::lease::{Election, Ended, Timing};
 use cleat_runtime::{Caches, SystemClock};
-use cleat_sidecars::{Context, Driver, capacity, provision};
+use cleat_sidecars::{Context, Driver, capacity, provision, publish};
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio::task::JoinSet;
@@ -26,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use crate::up::signals;
+use attacher::AttacherArgs;
 use flags::Common;
 use provisioner::ProvisionerArgs;
 
@@ -38,6 +41,18 @@ pub struct ProvisionerCommand {
     provisioner: ProvisionerArgs,
 }
 
+/// `cleat csi-attacher`
+#[derive(Args, Debug)]
+pub struct AttacherCommand {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    attacher: AttacherArgs,
+    /// The file system type, where a volume gives none.
+    #[arg(long, value_name = "TYPE", default_value = "")]
+    default_fstype: String,
+}
+
 /// `cleat sidecars`
 #[derive(Args, Debug)]
 pub struct SidecarsCommand {
@@ -48,16 +63,20 @@ pub struct SidecarsCommand {
     common: Common,
     #[command(flatten)]
     provisioner: ProvisionerArgs,
+    #[command(flatten)]
+    attacher: AttacherArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Controller {
     Provisioner,
+    Attacher,
 }
 
 /// One sidecar's work, ready to be done.
 enum Stage {
     Provisioner(provision::Options, Box<ProvisionerArgs>),
+    Attacher(publish::Options),
 }
 
 impl Stage {
@@ -65,6 +84,7 @@ impl Stage {
     fn lease(&self, driver: &str) -> String {
         match self {
             Self::Provisioner(..) => driver.replace('/', "-"),
+            Self::Attacher(_) => format!("external-attacher-leader-{}", driver.replace('/', "-")),
         }
     }
 
@@ -82,6 +102,7 @@ impl Stage {
                 };
                 tokio::join!(provision::run(context.clone(), driver.clone(), options, stop.clone()), publish);
             }
+            Self::Attacher(options) => publish::run(context, driver, options, stop).await,
         }
     }
 }
@@ -97,6 +118,17 @@ impl ProvisionerCommand {
     }
 }
 
+impl AttacherCommand {
+    pub fn log_level(&self) -> &'static str {
+        log_level(&self.common)
+    }
+
+    pub async fn run(self) -> Result<()> {
+        let stages = vec![Stage::Attacher(self.attacher.options(&self.common, &self.default_fstype))];
+        run(self.common, stages).await
+    }
+}
+
 impl SidecarsCommand {
     pub fn log_level(&self) -> &'static str {
         log_level(&self.common)
@@ -106,6 +138,9 @@ impl SidecarsCommand {
         let stage = |controller: &Controller| match controller {
             Controller::Provisioner => {
                 Ok(Stage::Provisioner(self.provisioner.options(&self.common)?, Box::new(self.provisioner.clone())))
+            }
+            Controller::Attacher => {
+                Ok(Stage::Attacher(self.attacher.options(&self.common, self.provisioner.default_fs_type())))
             }
         };
         let stages = self.controllers.iter().map(stage).collect::<Result<Vec<_>>>()?;

@@ -81,6 +81,10 @@ impl ProvisionerArgs {
         }))
     }
 
+    pub(super) fn default_fs_type(&self) -> &str {
+        &self.default_fstype
+    }
+
     pub(super) fn options(&self, common: &Common) -> Result<Options> {
         if self.node_deployment {
             bail!("--node-deployment is not available: run one provisioner for the whole cluster");
