@@ -175,8 +175,8 @@ fn a_node_that_the_provisioner_gives_back_is_exchanged() {
     let other = if first == "node-1" { "node-2" } else { "node-1" };
     stack.wait_field("pvc/c", SELECTED, other);
     let about = "involvedObject.name=p,reason=FailedScheduling";
-    let told = stack.kubectl(&["get", "events", "--field-selector", about, "-o", "jsonpath={.items[*].message}"]);
-    assert_eq!(told, "binding volumes: provisioning failed for PVC \"c\"");
+    let told = ["get", "events", "--field-selector", about, "-o", "jsonpath={.items[*].message}"];
+    while !stack.kubectl(&told).contains("binding volumes: provisioning failed for PVC \"c\"") {}
     assert_eq!(stack.field("pod/p", "{.spec.nodeName}"), "", "it is not placed before its volume is there");
 }
 
