@@ -16,17 +16,7 @@ const DEFAULT: &str = "default";
 
 /// Follows the namespaces until the server goes away.
 pub(crate) async fn run(api: Arc<Api>) {
-    let closing = api.closing.clone();
-    let follow = async {
-        loop {
-            match follow(&api).await {
-                Err(WatchError::Closed) => return,
-                Ok(()) => {}
-                Err(error) => tracing::warn!(%error, "the watch for default accounts starts over"),
-            }
-        }
-    };
-    closing.run_until_cancelled(follow).await;
+    crate::follow::follow(api, "default accounts", |api| Box::pin(follow(api))).await;
 }
 
 async fn follow(api: &Api) -> Result<(), WatchError> {

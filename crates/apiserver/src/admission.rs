@@ -3,8 +3,10 @@
 use cleat_api::claim::default_class;
 use cleat_api::keys::{annotation, finalizer, taint};
 use cleat_store::Range;
-use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolumeClaim, Pod, PodSpec, Taint, Toleration};
+use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod, PodSpec, Taint, Toleration};
 use k8s_openapi::api::storage::v1::StorageClass;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use crate::api::Api;
 use crate::endpoint::At;
@@ -59,13 +61,25 @@ pub(crate) fn delete(at: At<'_>) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// Of an object only whether it is being deleted: asked with every create, and cheap this way.
+#[derive(Deserialize)]
+struct Ending {
+    metadata: EndingMeta,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct EndingMeta {
+    deletion_timestamp: Option<IgnoredAny>,
+}
+
 async fn check_namespace(api: &Api, kind: &dyn Kind, object: &dyn Object, namespace: &str) -> Result<(), ApiError> {
     let missing = || {
         let resource = crate::descriptor::Resource { group: String::new(), plural: "namespaces".into() };
         ApiError::NotFound { resource, name: namespace.into() }
     };
     let entry = api.store.get(&format!("{NAMESPACES}{namespace}")).await?.ok_or_else(missing)?;
-    let found: Namespace = serde_json::from_slice(&entry.value).map_err(|e| ApiError::Internal(e.to_string()))?;
+    let found: Ending = serde_json::from_slice(&entry.value).map_err(|e| ApiError::Internal(e.to_string()))?;
     if found.metadata.deletion_timestamp.is_none() {
         return Ok(());
     }

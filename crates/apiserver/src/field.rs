@@ -85,6 +85,16 @@ impl FieldError {
         Self::new(field, Problem::NotSupported(shown(value)), quoted.join(", "))
     }
 
+    /// A problem that a rule of a definition names by its reason; `type_name` stands for the value.
+    pub(crate) fn of_reason(reason: &str, field: impl Into<String>, type_name: &str, detail: String) -> Self {
+        match reason {
+            "FieldValueRequired" => Self::required(field, detail),
+            "FieldValueForbidden" => Self::forbidden(field, detail),
+            "FieldValueDuplicate" => Self::duplicate(field, type_name),
+            _ => Self::invalid(field, type_name, detail),
+        }
+    }
+
     /// The machine-readable reason of the cause.
     pub(crate) fn reason(&self) -> &'static str {
         match self.problem {

@@ -16,6 +16,7 @@ mod endpoint;
 mod error;
 mod expiry;
 mod field;
+mod follow;
 mod guard;
 mod http;
 mod kind;

@@ -1,6 +1,7 @@
 //! What a body says twice or says to nobody: duplicate and unknown fields, in the order they stand in the text. The
 //! typed decoder keeps the last of several values and drops what it does not know; this pass is what tells about it.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 
@@ -74,6 +75,35 @@ impl<'de> DeserializeSeed<'de> for Place<'_, '_> {
     }
 }
 
+/// A key, borrowed from the text where it can be.
+#[derive(serde::Deserialize)]
+struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
+
+/// The keys of one object so far. Most objects have few.
+#[derive(Default)]
+struct Seen<'a> {
+    few: Vec<Cow<'a, str>>,
+    many: HashSet<Cow<'a, str>>,
+}
+
+impl<'a> Seen<'a> {
+    const FEW: usize = 32;
+
+    fn is_new(&mut self, name: Cow<'a, str>) -> bool {
+        if self.many.is_empty() && self.few.len() < Self::FEW {
+            let new = !self.few.contains(&name);
+            self.few.push(name);
+            return new;
+        }
+        self.many.extend(self.few.drain(..));
+        self.many.insert(name)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.few.is_empty() && self.many.is_empty()
+    }
+}
+
 impl<'de> Visitor<'de> for Place<'_, '_> {
     type Value = ();
 
@@ -84,13 +114,13 @@ impl<'de> Visitor<'de> for Place<'_, '_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         let Self { scan, at, omits_zero } = self;
         let before = scan.path.len();
-        let mut seen: HashSet<String> = HashSet::new();
-        while let Some(name) = map.next_key::<String>()? {
+        let mut seen = Seen::default();
+        while let Some(Name(name)) = map.next_key::<Name<'de>>()? {
             if before > 0 {
                 scan.path.push('.');
             }
             scan.path.push_str(&name);
-            if seen.contains(&name) {
+            if !seen.is_new(name.clone()) {
                 scan.report("duplicate");
             }
             match at.member(&name) {
@@ -105,7 +135,6 @@ impl<'de> Visitor<'de> for Place<'_, '_> {
                     map.next_value::<IgnoredAny>()?;
                 }
             }
-            seen.insert(name);
             scan.path.truncate(before);
         }
         scan.findings.zeros |= omits_zero && seen.is_empty() && matches!(at.of, Type::Map { .. });
@@ -214,6 +243,12 @@ mod tests {
             ["unknown field \"spec.containers[1].imagee\"", "unknown field \"spec.containers[1].env[0].Value\""]
         );
         assert!(of_text(&Schema::of::<Pod>(), b"{nope").complaints.is_empty());
+        let many: Vec<String> = (0..100).chain([7, 99]).map(|i| format!(r#""k{i}":"v""#)).collect();
+        let body = format!(r#"{{"data":{{{}}}}}"#, many.join(","));
+        assert_eq!(
+            of_text(&Schema::of::<ConfigMap>(), body.as_bytes()).complaints,
+            ["duplicate field \"data.k7\"", "duplicate field \"data.k99\""]
+        );
     }
 
     #[test]

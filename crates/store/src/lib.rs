@@ -63,6 +63,8 @@ pub struct Range<'a> {
     pub from: Option<&'a str>,
     /// The state at this revision; the latest if absent.
     pub at: Option<Revision>,
+    /// At most so many; all if absent.
+    pub limit: Option<usize>,
 }
 
 /// The entries of a [`Range`] at one revision.
@@ -70,6 +72,8 @@ pub struct Range<'a> {
 pub struct Snapshot {
     pub revision: Revision,
     pub entries: Vec<Entry>,
+    /// How many follow the entries in the range and are not among them.
+    pub more: usize,
 }
 
 #[async_trait]

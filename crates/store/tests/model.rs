@@ -138,14 +138,21 @@ async fn check(store: &EmbeddedStore, model: &mut Model, step: &Step) {
         Step::List(p, at) => {
             let at = (at > 0).then_some(at);
             let shown = at.unwrap_or(model.revision());
-            match store.list(Range { prefix: PREFIXES[p], from: None, at }).await {
+            // Some are asked for with a limit and from somewhere in the middle.
+            let limit = (shown % 3 == 0).then_some(2);
+            let from = (shown % 5 == 0).then_some(KEYS[1]);
+            match store.list(Range { prefix: PREFIXES[p], from, at, limit }).await {
                 Ok(snapshot) => {
                     assert!(shown >= model.compacted && shown <= model.revision());
                     assert_eq!(snapshot.revision, shown);
                     let found: Vec<_> =
                         snapshot.entries.iter().map(|e| (&*e.key, (e.value[0], e.created, e.modified))).collect();
                     let want = model.at(shown).iter().filter(|(k, _)| k.starts_with(PREFIXES[p]));
-                    assert_eq!(found, want.map(|(k, v)| (*k, *v)).collect::<Vec<_>>());
+                    let want: Vec<_> =
+                        want.filter(|(k, _)| from.is_none_or(|f| **k >= f)).map(|(k, v)| (*k, *v)).collect();
+                    let cut = limit.unwrap_or(want.len()).min(want.len());
+                    assert_eq!(found, want[..cut]);
+                    assert_eq!(snapshot.more, want.len() - cut);
                 }
                 Err(ListError::TooOld { .. }) => assert!(shown < model.compacted),
                 Err(ListError::Future { .. }) => assert!(shown > model.revision()),

@@ -19,17 +19,7 @@ const CLUSTER_ROLES: &str = "/registry/clusterroles/";
 
 /// Follows the roles until the server goes away.
 pub(crate) async fn run(api: Arc<Api>) {
-    let closing = api.closing.clone();
-    let follow = async {
-        loop {
-            match follow(&api).await {
-                Err(WatchError::Closed) => return,
-                Ok(()) => {}
-                Err(error) => tracing::warn!(%error, "the watch for aggregated roles starts over"),
-            }
-        }
-    };
-    closing.run_until_cancelled(follow).await;
+    crate::follow::follow(api, "aggregated roles", |api| Box::pin(follow(api))).await;
 }
 
 async fn follow(api: &Api) -> Result<(), WatchError> {

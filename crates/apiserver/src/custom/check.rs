@@ -163,7 +163,7 @@ impl Schema {
         }
     }
 
-    fn identity(&self, item: &Value, keys: &[String]) -> Value {
+    pub(super) fn identity(&self, item: &Value, keys: &[String]) -> Value {
         keys.iter().map(|key| (key.clone(), item.get(key).cloned().unwrap_or_default())).collect::<Map<_, _>>().into()
     }
 
@@ -188,12 +188,12 @@ impl Schema {
     }
 }
 
-fn inside(path: &str, key: &str) -> String {
+pub(super) fn inside(path: &str, key: &str) -> String {
     if path.is_empty() { key.into() } else { format!("{path}.{key}") }
 }
 
 /// The root has no path of its own.
-fn place(path: &str) -> &str {
+pub(super) fn place(path: &str) -> &str {
     if path.is_empty() { "<nil>" } else { path }
 }
 

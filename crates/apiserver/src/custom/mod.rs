@@ -1,14 +1,17 @@
 //! Kinds that somebody defined. [`Custom`] is one served version of a definition; it goes through the same machinery as
 //! the kinds built in. [`register`] keeps what is served in step with the definitions that are stored.
 
+mod cel;
 mod check;
 mod names;
 mod object;
 pub(crate) mod path;
 pub(crate) mod register;
+mod rules;
 mod schema;
 mod version;
 
+pub(crate) use cel::Program;
 pub(crate) use schema::Schema;
 pub(crate) use version::kinds;
 
@@ -66,6 +69,7 @@ struct Shape {
     head: String,
     schema: Schema,
     fills: bool,
+    has_rules: bool,
     storage_version: String,
 }
 
@@ -102,6 +106,10 @@ impl Custom {
         let schema = &self.shape.schema;
         if old.is_none_or(|old| old.body != new.body) {
             schema.check(&new.body.clone().into(), old.map(|o| o.body.clone().into()).as_ref(), "", &mut errors);
+        }
+        // Rules are about what is well-formed.
+        if errors.is_empty() && self.shape.has_rules {
+            errors = schema.broken_rules(&new.ruled(), old.map(CustomObject::ruled).as_ref());
         }
         errors
     }

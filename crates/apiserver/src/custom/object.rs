@@ -44,6 +44,18 @@ impl CustomObject {
         Value::Object(whole)
     }
 
+    /// The object as rules see it: of its metadata only the name.
+    pub(super) fn ruled(&self) -> Value {
+        let mut whole = self.body.clone();
+        let mut meta = Map::new();
+        meta.extend(self.meta.name.clone().map(|name| ("name".to_owned(), name.into())));
+        meta.extend(self.meta.generate_name.clone().map(|name| ("generateName".to_owned(), name.into())));
+        whole.insert("metadata".into(), meta.into());
+        whole.insert("apiVersion".into(), self.api_version.clone().into());
+        whole.insert("kind".into(), self.kind.clone().into());
+        Value::Object(whole)
+    }
+
     pub(super) fn encoded(&self) -> Vec<u8> {
         // `render` relies on these three coming first.
         let text = |text: &str| Value::from(text).to_string();

@@ -8,6 +8,8 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use regex::Regex;
 use serde_json::{Map, Value};
 
+use super::rules::Rule;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Type {
     Object,
@@ -104,6 +106,7 @@ pub(crate) struct Schema {
     pub(super) any_of: Vec<Schema>,
     pub(super) one_of: Vec<Schema>,
     pub(super) not: Option<Box<Schema>>,
+    pub(super) rules: Vec<Rule>,
 }
 
 impl Schema {
@@ -147,6 +150,7 @@ impl Schema {
             any_of: each(&from.any_of),
             one_of: each(&from.one_of),
             not: from.not.as_deref().map(|not| Box::new(Self::compile(not))),
+            rules: from.x_kubernetes_validations.iter().flatten().filter_map(Rule::compile).collect(),
         }
     }
 

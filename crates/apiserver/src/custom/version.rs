@@ -41,6 +41,7 @@ fn kind(definition: &CustomResourceDefinition, version: &CustomResourceDefinitio
             kind: descriptor.kind.clone(),
             head: descriptor.head().to_owned(),
             fills: compiled.has_defaults(),
+            has_rules: compiled.has_rules(),
             schema: compiled,
             storage_version: format!("{group}/{storage}"),
         }),

@@ -81,7 +81,9 @@ pub(crate) async fn list(
         }
         (None, _, None) => None,
     };
-    let range = Range { prefix: &prefix, from: from.as_deref(), at };
+    // With a selector nobody knows how many have to be looked at.
+    let limit = options.limit.filter(|_| selector.is_everything());
+    let range = Range { prefix: &prefix, from: from.as_deref(), at, limit };
     let snapshot = match api.of(&**kind).list(range).await {
         Err(ListError::TooOld { .. }) if let Some(token) = token => {
             return Err(ApiError::ContinueExpired { fresh: Token { rv: -1, ..token }.encode() });
@@ -90,23 +92,26 @@ pub(crate) async fn list(
     };
     let mut found: Vec<Stored> = Vec::new();
     let mut metadata = json!({ "resourceVersion": snapshot.revision.to_string() });
-    let total = snapshot.entries.len();
     let mut last = None;
-    for (i, entry) in snapshot.entries.iter().enumerate() {
+    let mut more = snapshot.more > 0;
+    for entry in &snapshot.entries {
         if !selector.is_everything() && !selector.matches(&**kind, entry) {
             continue;
         }
         if options.limit == Some(found.len()) {
-            let start = format!("{}\0", last.unwrap_or_default());
-            let rv = i64::try_from(snapshot.revision).unwrap_or(i64::MAX);
-            metadata["continue"] = Token { v: TOKEN_VERSION.into(), rv, start }.encode().into();
-            if selector.is_everything() {
-                metadata["remainingItemCount"] = (total - i).into();
-            }
+            more = true;
             break;
         }
         last = entry.key.strip_prefix(root.as_str());
         found.push(entry.into());
+    }
+    if more {
+        let start = format!("{}\0", last.unwrap_or_default());
+        let rv = i64::try_from(snapshot.revision).unwrap_or(i64::MAX);
+        metadata["continue"] = Token { v: TOKEN_VERSION.into(), rv, start }.encode().into();
+        if selector.is_everything() {
+            metadata["remainingItemCount"] = snapshot.more.into();
+        }
     }
     // Lists of custom objects have always shown where they end.
     if d.custom && form == Form::Plain && metadata.get("continue").is_none() {

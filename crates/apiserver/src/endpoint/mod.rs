@@ -16,6 +16,7 @@ pub(crate) mod write;
 use std::sync::Arc;
 
 use http::{Method, StatusCode};
+use k8s_openapi::api::core::v1::Pod;
 
 use crate::api::Api;
 use crate::descriptor::{Descriptor, PutMissing};
@@ -23,7 +24,7 @@ use crate::error::ApiError;
 use crate::http::Call;
 use crate::http::reply::Reply;
 use crate::http::route::Target;
-use crate::kind::Kind;
+use crate::kind::{Kind, typed};
 use crate::managed::{Operation, Tracker};
 use crate::selector::Selector;
 use write::Part;
@@ -76,10 +77,9 @@ async fn perform(api: &Arc<Api>, call: Call, target: Target, kind: &Arc<dyn Kind
         None => object(api, &call, at).await,
         Some("status") if d.has_status => status(api, &call, at).await,
         Some("scale") if let Some(paths) = &d.scale => scale::scale(api, &call, at, paths).await,
-        // Logs are with the node; here is only known whether there is a pod.
-        Some("log") if d.plural == "pods" && d.group.is_empty() => match read::get(api, &call, at).await {
-            Err(error @ ApiError::NotFound { .. }) => Err(error),
-            _ => Err(ApiError::NoSuchResource),
+        Some("log") if d.plural == "pods" && d.group.is_empty() => match call.method {
+            Method::GET => log(api, &call, at).await,
+            _ => Err(ApiError::MethodNotAllowed),
         },
         Some("binding") if d.plural == "pods" && d.group.is_empty() => match call.method {
             Method::POST => binding::bind(api, &call, at).await,
@@ -163,6 +163,30 @@ async fn status(api: &Arc<Api>, call: &Call, at: At<'_>) -> Result<Reply, ApiErr
         Method::PATCH => update::patch(api, call, at, Part::Status).await,
         _ => Err(ApiError::MethodNotAllowed),
     }
+}
+
+/// Logs are with the node, and nothing runs there yet; so far only why there are none can be told.
+async fn log(api: &Api, call: &Call, at: At<'_>) -> Result<Reply, ApiError> {
+    let entry = api.of(at.kind).get(&at.key()).await?.ok_or_else(|| at.not_found())?;
+    let object = write::decode(at.kind, &entry)?;
+    let spec = typed::<Pod>(&*object).spec.clone().unwrap_or_default();
+    let names: Vec<&str> =
+        spec.init_containers.iter().flatten().chain(&spec.containers).map(|c| c.name.as_str()).collect();
+    let pod = at.name;
+    let why = match (call.query.get("container").filter(|c| !c.is_empty()), names.as_slice()) {
+        (Some(asked), names) if !names.contains(&asked) => format!("container {asked} is not valid for pod {pod}"),
+        (None, [_, _, ..]) => {
+            format!("a container name must be specified for pod {pod}, choose one of: [{}]", names.join(" "))
+        }
+        _ if spec.node_name.as_deref().unwrap_or_default().is_empty() => {
+            format!("pod {pod} does not have a host assigned")
+        }
+        (asked, names) => {
+            let container = asked.or(names.first().copied()).unwrap_or_default();
+            format!("container {container:?} in pod {pod:?} is waiting to start: containers are not run here")
+        }
+    };
+    Err(ApiError::BadRequest(why))
 }
 
 /// The key prefix that holds everything a selector can match.

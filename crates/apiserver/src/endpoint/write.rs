@@ -55,12 +55,13 @@ pub(crate) async fn insert(
     admission::create(api, kind, &mut *object).await?;
     meta::stamp_created(object.meta_mut(), now);
     let base = object.meta().generate_name.clone().filter(|_| object.meta().name.is_none());
-    let named = object;
+    // Where the name is made up, it may have to be made up again.
+    let unnamed = base.is_some().then(|| object.copy());
     let mut attempt = 0;
     loop {
         attempt += 1;
-        let mut object = named.copy();
-        if let Some(base) = &base {
+        if let (Some(base), Some(unnamed)) = (&base, &unnamed) {
+            object = unnamed.copy();
             object.meta_mut().name = Some(meta::generated_name(base));
         }
         kind.prepare_create(&mut *object, now);

@@ -42,12 +42,17 @@ fn definition() -> Value {
 async fn defined() -> Talk {
     let talk = talk().await;
     talk.made(DEFINITIONS, definition()).await;
+    established(&talk).await;
+    talk
+}
+
+async fn established(talk: &Talk) {
     let mut watch = talk.watch(&format!("{DEFINITIONS}?watch=1&resourceVersion=0")).await;
     loop {
         let event = watch.next().await.unwrap();
         let conditions = event["object"]["status"]["conditions"].as_array().cloned().unwrap_or_default();
         if conditions.iter().any(|c| c["type"] == "Established" && c["status"] == "True") {
-            return talk;
+            return;
         }
     }
 }
@@ -230,4 +235,67 @@ async fn definitions_survive_a_restart() {
     let server = server.await.unwrap();
     let talk = Talk { client: server.client("system:admin"), server, dir };
     assert_eq!(talk.get(&format!("{THINGS}/a")).await.0, 200, "served from the first moment");
+}
+
+/// A definition as the CSI snapshotter has it, reduced to its rules.
+fn ruled() -> Value {
+    let mut definition = definition();
+    let schema = json!({ "openAPIV3Schema": { "type": "object", "properties": { "spec": {
+        "type": "object",
+        "x-kubernetes-validations": [
+            { "rule": "!has(oldSelf.handle) || has(self.handle)", "message": "handle is required once set" },
+            { "rule": "(has(self.a) && !has(self.b)) || (!has(self.a) && has(self.b))", "message": "exactly one of a and b" },
+        ],
+        "properties": {
+            "a": { "type": "string" },
+            "b": { "type": "string" },
+            "handle": { "type": "string", "x-kubernetes-validations": [{ "rule": "self == oldSelf", "message": "handle is immutable" }] },
+            "ref": {
+                "type": "object",
+                "x-kubernetes-validations": [
+                    { "rule": "has(self.name) && has(self.__namespace__)", "message": "both are needed" },
+                    { "rule": "self.name == oldSelf.name && self.__namespace__ == oldSelf.__namespace__" },
+                ],
+                "properties": { "name": { "type": "string" }, "namespace": { "type": "string" } },
+            },
+        },
+    } } } });
+    definition["spec"]["versions"] = json!([{ "name": "v1", "served": true, "storage": true, "schema": schema }]);
+    definition
+}
+
+#[tokio::test]
+async fn rules_are_compiled_with_the_definition_and_kept_with_every_write() {
+    let talk = talk().await;
+    let mut wrong = ruled();
+    let rules = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/x-kubernetes-validations/0/rule";
+    for rule in ["self.a ==", "isIP(self.a)", ""] {
+        *wrong.pointer_mut(rules).unwrap() = rule.into();
+        let (code, refused) = talk.post(DEFINITIONS, wrong.clone()).await;
+        assert_eq!(code, 422, "{rule}: {refused}");
+        assert!(causes(&refused)[0].ends_with("properties[spec].x-kubernetes-validations[0].rule"), "{refused}");
+    }
+    talk.made(DEFINITIONS, ruled()).await;
+    established(&talk).await;
+    let message = |refused: &Value| refused["details"]["causes"][0]["message"].as_str().unwrap_or_default().to_owned();
+    for (case, spec, want) in [
+        ("neither", json!({}), "Invalid value: \"object\": exactly one of a and b"),
+        ("both", json!({ "a": "1", "b": "2" }), "Invalid value: \"object\": exactly one of a and b"),
+        ("half a reference", json!({ "a": "1", "ref": { "name": "x" } }), "Invalid value: \"object\": both are needed"),
+    ] {
+        let (code, refused) = talk.post(THINGS, thing("x", spec)).await;
+        assert_eq!((code, message(&refused).as_str()), (422, want), "{case}: {refused}");
+    }
+    let reference = json!({ "name": "x", "namespace": "team" });
+    talk.made(THINGS, thing("x", json!({ "a": "1", "handle": "h", "ref": reference }))).await;
+    let path = format!("{THINGS}/x");
+    assert_eq!(talk.patch(&path, json!({ "spec": { "a": "2" } })).await.0, 200, "what no rule is about can change");
+    for (case, change, field) in [
+        ("changed", json!({ "handle": "other" }), "spec.handle"),
+        ("taken away", json!({ "handle": null }), "spec"),
+        ("turned elsewhere", json!({ "ref": { "namespace": "other" } }), "spec.ref"),
+    ] {
+        let (code, refused) = talk.patch(&path, json!({ "spec": change })).await;
+        assert_eq!((code, causes(&refused)), (422, vec![field.into()]), "{case}: {refused}");
+    }
 }

@@ -202,3 +202,28 @@ async fn a_node_begins_with_the_taint_of_those_not_ready() {
     let (_, lifted) = talk.patch("/api/v1/nodes/a", json!({ "spec": { "taints": null } })).await;
     assert_eq!(lifted["spec"].get("taints"), None, "whoever may change the node may lift it");
 }
+
+#[tokio::test]
+async fn a_log_that_cannot_be_had_says_why() {
+    let talk = talk().await;
+    let pods = "/api/v1/namespaces/default/pods";
+    let pod = |name: &str, node: &str, containers: &[&str]| {
+        let containers: Vec<_> = containers.iter().map(|c| json!({ "name": c, "image": "i" })).collect();
+        json!({ "metadata": { "name": name }, "spec": { "nodeName": node, "containers": containers } })
+    };
+    talk.made(pods, pod("free", "", &["c"])).await;
+    talk.made(pods, pod("placed", "n", &["c"])).await;
+    talk.made(pods, pod("two", "n", &["c", "d"])).await;
+    for (path, code, want) in [
+        ("none/log", 404, "pods \"none\" not found"),
+        ("free/log", 400, "pod free does not have a host assigned"),
+        ("placed/log", 400, "container \"c\" in pod \"placed\" is waiting to start"),
+        ("placed/log?container=x", 400, "container x is not valid for pod placed"),
+        ("two/log", 400, "a container name must be specified for pod two, choose one of: [c d]"),
+        ("two/log?container=d", 400, "container \"d\" in pod \"two\" is waiting to start"),
+    ] {
+        let (got, refused) = talk.get(&format!("{pods}/{path}")).await;
+        assert_eq!(got, code, "{path}: {refused}");
+        assert!(refused["message"].as_str().unwrap().contains(want), "{path}: {refused}");
+    }
+}

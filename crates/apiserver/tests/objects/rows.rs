@@ -3,10 +3,11 @@
 
 use std::collections::BTreeSet;
 
+use cleat_apiserver::{ApiServer, Config};
 use futures::future::join_all;
 use serde_json::{Value, json};
 
-use crate::talk::{causes, map, talk, version};
+use crate::talk::{Talk, causes, map, talk, version};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims";
@@ -294,4 +295,32 @@ async fn and_some_more_worth_a_test_each() {
     let bindings = json!({ "metadata": { "name": "gone" }, "target": { "name": "n" } });
     assert_eq!(talk.post("/api/v1/namespaces/default/bindings", bindings).await.0, 404);
     assert_eq!(talk.get("/api/v1/namespaces/default/pods/gone/log").await.0, 404);
+}
+
+#[tokio::test]
+async fn and_what_a_restart_and_a_dry_run_leave_alone() {
+    let talk = talk().await;
+    let made = talk.made(MAPS, map("a")).await;
+    let mut watch = talk.watch(&format!("{MAPS}?watch=1&resourceVersion={}", version(&made))).await;
+    let path = format!("{MAPS}/a?dryRun=All");
+    assert_eq!(talk.post(&format!("{MAPS}?dryRun=All"), map("dry")).await.0, 201);
+    assert_eq!(talk.patch(&path, json!({ "data": { "k": "dry" } })).await.1["data"]["k"], "dry");
+    assert_eq!(talk.delete(&path).await.0, 200);
+    // Two changes, as fast as they come, in their order.
+    for value in ["1", "2"] {
+        talk.patch(&format!("{MAPS}/a"), json!({ "data": { "k": value } })).await;
+    }
+    for value in ["1", "2"] {
+        assert_eq!(watch.next().await.unwrap()["object"]["data"]["k"], value, "nothing was seen of the dry runs");
+    }
+    drop(watch);
+    let (_, before) = talk.get(&format!("{MAPS}/a")).await;
+    let Talk { client, server, dir } = talk;
+    drop(client);
+    server.close().await;
+    let server = ApiServer::open(Config::new(dir.path(), "127.0.0.1:0".parse().unwrap())).await.unwrap();
+    let talk = Talk { client: server.client("system:admin"), server, dir };
+    let (_, after) = talk.get(&format!("{MAPS}/a")).await;
+    assert_eq!(after, before, "uid and version are the same after a restart");
+    assert!(version(&talk.made(MAPS, map("b")).await) > version(&before));
 }

@@ -91,22 +91,32 @@ impl Shared {
             .range::<str, _>((Bound::Included(start), Bound::Unbounded))
             .take_while(|(key, _)| key.starts_with(range.prefix))
             .map(|(_, entry)| entry);
-        if asked == state.revision {
-            return Ok(Snapshot { revision: asked, entries: current.cloned().collect() });
-        }
-        // Undo, newest first, what happened after the revision asked for.
-        let mut past: BTreeMap<Arc<str>, Entry> = current.map(|e| (e.key.clone(), e.clone())).collect();
+        // What the keys that changed since then were; the oldest change of each, looked at last, tells.
+        let mut undone: BTreeMap<&str, Option<&Entry>> = BTreeMap::new();
         for event in state.history.iter().rev().take_while(|e| e.revision > asked) {
             let key = event.key();
-            if key < start || !key.starts_with(range.prefix) {
-                continue;
+            if key >= start && key.starts_with(range.prefix) {
+                undone.insert(key, event.old.as_ref());
             }
-            match &event.old {
-                Some(old) => past.insert(old.key.clone(), old.clone()),
-                None => past.remove(key),
-            };
         }
-        Ok(Snapshot { revision: asked, entries: past.into_values().collect() })
+        let mut entries = Vec::new();
+        let mut more = 0;
+        let mut take = |entry: &Entry| match range.limit {
+            Some(limit) if entries.len() >= limit => more += 1,
+            _ => entries.push(entry.clone()),
+        };
+        let mut undone = undone.into_iter().peekable();
+        for entry in current {
+            while let Some((_, old)) = undone.next_if(|(key, _)| **key < *entry.key) {
+                old.into_iter().for_each(&mut take);
+            }
+            match undone.next_if(|(key, _)| **key == *entry.key) {
+                Some((_, old)) => old.into_iter().for_each(&mut take),
+                None => take(entry),
+            }
+        }
+        undone.filter_map(|(_, old)| old).for_each(&mut take);
+        Ok(Snapshot { revision: asked, entries, more })
     }
 
     pub(super) fn watch(shared: &Arc<Self>, prefix: &str, after: Revision) -> Result<Cursor, WatchError> {

@@ -6,7 +6,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use serde_json::{Map, Value};
 
-use crate::custom::Schema;
+use crate::custom::{Program, Schema};
 use crate::field::FieldError;
 
 const TYPES: [&str; 6] = ["array", "boolean", "integer", "number", "object", "string"];
@@ -39,6 +39,7 @@ fn walk(path: &str, schema: &JSONSchemaProps, place: Place, errors: &mut Vec<Fie
     }
     check_extensions(path, schema, errors);
     check_values(path, schema, errors);
+    check_rules(path, schema, errors);
     if place == Place::Root {
         check_metadata(path, schema, errors);
     }
@@ -68,6 +69,29 @@ fn walk(path: &str, schema: &JSONSchemaProps, place: Place, errors: &mut Vec<Fie
     }
     if let Some(inner) = &schema.not {
         walk(&format!("{path}.not"), inner, Place::Judging, errors);
+    }
+}
+
+fn check_rules(path: &str, schema: &JSONSchemaProps, errors: &mut Vec<FieldError>) {
+    const REASONS: [&str; 4] =
+        ["FieldValueDuplicate", "FieldValueForbidden", "FieldValueInvalid", "FieldValueRequired"];
+    for (i, rule) in schema.x_kubernetes_validations.iter().flatten().enumerate() {
+        let at = format!("{path}.x-kubernetes-validations[{i}]");
+        if rule.rule.trim().is_empty() {
+            errors.push(FieldError::required(format!("{at}.rule"), "rule is not specified"));
+        } else if let Err(why) = Program::compile(&rule.rule) {
+            let why = format!("compilation failed: {why}");
+            errors.push(FieldError::invalid(format!("{at}.rule"), &rule.rule, why));
+        }
+        if let Some(expression) = &rule.message_expression
+            && let Err(why) = Program::compile(expression)
+        {
+            let why = format!("messageExpression compilation failed: {why}");
+            errors.push(FieldError::invalid(format!("{at}.messageExpression"), expression, why));
+        }
+        if let Some(reason) = rule.reason.as_deref().filter(|r| !REASONS.contains(r)) {
+            errors.push(FieldError::not_supported(format!("{at}.reason"), reason, &REASONS));
+        }
     }
 }
 
