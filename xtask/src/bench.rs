@@ -20,6 +20,8 @@ pub(crate) enum Name {
     Claims,
     /// The block driver's calls beside the same work without it
     Driver,
+    /// One attachment at a time, and storms of them over simulated nodes
+    Attach,
 }
 
 pub(crate) fn run(root: &Path, name: Name) -> Result<ExitCode> {
@@ -29,6 +31,7 @@ pub(crate) fn run(root: &Path, name: Name) -> Result<ExitCode> {
         Name::Schedule => ("cleat", "schedule"),
         Name::Claims => ("cleat", "claims"),
         Name::Driver => ("cleat-drivers", "driver"),
+        Name::Attach => ("cleat", "attach"),
     };
     println!("{}\n", machine());
     let arguments = ["bench", "--quiet", "--package", package, "--bench", bench];

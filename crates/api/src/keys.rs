@@ -43,6 +43,9 @@ pub mod finalizer {
 }
 
 pub mod label {
+    /// On a CSIStorageCapacity: the driver it is about, and who keeps it.
+    pub const CAPACITY_DRIVER: &str = "csi.storage.k8s.io/drivername";
+    pub const CAPACITY_MANAGER: &str = "csi.storage.k8s.io/managed-by";
     pub const HOSTNAME: &str = "kubernetes.io/hostname";
     pub const OS: &str = "kubernetes.io/os";
     pub const ARCH: &str = "kubernetes.io/arch";

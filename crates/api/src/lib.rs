@@ -9,6 +9,7 @@ pub mod condition;
 pub mod key;
 pub mod keys;
 pub mod matching;
+pub mod migrate;
 pub mod names;
 pub mod pod;
 pub mod quantity;

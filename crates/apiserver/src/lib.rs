@@ -90,6 +90,8 @@ pub struct Config {
     pub audit_log: Option<PathBuf>,
     /// The keys Secrets are encrypted with on disk, if they are.
     pub encryption_key: Option<PathBuf>,
+    /// What others in the process count, to be told at `/metrics` with the server's own.
+    pub more_metrics: Vec<fn(&mut prometheus_client::registry::Registry)>,
 }
 
 /// What is encrypted on disk when there is a key.
@@ -105,6 +107,7 @@ impl Config {
             limits: Limits::default(),
             audit_log: None,
             encryption_key: None,
+            more_metrics: Vec::new(),
         }
     }
 }
@@ -185,7 +188,7 @@ impl ApiServer {
             signer: Signer::open(&data.join("pki"))?,
             authorizer: Authorizer::default(),
             audit: audit.transpose()?,
-            metrics: Metrics::new(store.statistics()),
+            metrics: Metrics::new(store.statistics(), &config.more_metrics),
         };
         let store: Arc<dyn Store> = Arc::new(store);
         let (release, released) = watch::channel(());

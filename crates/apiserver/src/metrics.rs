@@ -65,8 +65,9 @@ impl Drop for Watching {
 }
 
 impl Metrics {
-    pub(crate) fn new(store: Arc<Statistics>) -> Self {
+    pub(crate) fn new(store: Arc<Statistics>, more: &[fn(&mut Registry)]) -> Self {
         let mut registry = Registry::default();
+        more.iter().for_each(|register| register(&mut registry));
         let requests = Family::default();
         let durations: Histograms = Family::new_with_constructor(|| Histogram::new(BUCKETS));
         let (watchers, objects) = (Family::default(), Family::default());

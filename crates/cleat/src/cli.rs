@@ -31,6 +31,8 @@ enum Command {
     },
     /// Makes and deletes the volumes of one CSI driver, in place of external-provisioner.
     CsiProvisioner(Box<crate::sidecars::ProvisionerCommand>),
+    /// Attaches and detaches the volumes of one CSI driver, in place of external-attacher.
+    CsiAttacher(Box<crate::sidecars::AttacherCommand>),
     /// Does the work of several sidecars of one CSI driver in one process.
     Sidecars(Box<crate::sidecars::SidecarsCommand>),
 }
@@ -53,6 +55,10 @@ pub struct UpArgs {
     /// follow; a start moves everything to the first.
     #[arg(long, value_name = "FILE")]
     pub encryption_key: Option<PathBuf>,
+    /// Leaves volumes attached to nodes that are not ready, however long that lasts, until the node is back or marked out of
+    /// service. Without this they are detached after six minutes.
+    #[arg(long)]
+    pub disable_force_detach_on_timeout: bool,
     /// Leaves a part of the stack to a program of its own, such as `cleat csi-provisioner`.
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     pub without: Vec<crate::up::Part>,
@@ -72,6 +78,7 @@ impl Cli {
             Command::Demo(_) => "error",
             Command::Up(_) | Command::Driver { .. } => "info",
             Command::CsiProvisioner(command) => command.log_level(),
+            Command::CsiAttacher(command) => command.log_level(),
             Command::Sidecars(command) => command.log_level(),
         };
         log_to_stderr(default);
@@ -87,6 +94,7 @@ impl Cli {
             Command::Demo(args) => runtime.block_on(crate::demo::command(args)),
             Command::Driver { driver } => runtime.block_on(crate::driver::command(driver)),
             Command::CsiProvisioner(command) => runtime.block_on(command.run()),
+            Command::CsiAttacher(command) => runtime.block_on(command.run()),
             Command::Sidecars(command) => runtime.block_on(command.run()),
         };
         // A blocking call that hangs must not keep the process.

@@ -1,4 +1,4 @@
-//! `cleat csi-provisioner` as a process of its own, against an API server over TLS and the real driver.
+//! `cleat csi-provisioner` and `cleat csi-attacher` as processes of their own, against an API server over TLS and the real driver.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where its steps fail")]
 
@@ -9,7 +9,7 @@ use std::net::TcpStream;
 use std::process::{Child, Stdio};
 
 use support::Machine;
-use support::stack::{Stack, claim};
+use support::stack::{Stack, claim, pod};
 
 /// A sidecar inside the machine's namespace; killed with the test.
 struct Sidecar {
@@ -99,6 +99,8 @@ fn a_provisioner_of_its_own_serves_claims_with_the_flags_of_the_go_one() {
             "--volume-name-prefix=disk",
             "--default-fstype=ext4",
             "--kube-api-qps=5",
+            "--enable-capacity",
+            "--capacity-for-immediate-binding",
             "-v=2",
         ],
     );
@@ -125,6 +127,14 @@ fn a_provisioner_of_its_own_serves_claims_with_the_flags_of_the_go_one() {
         assert!(metrics.contains(name), "{name} is missing in\n{metrics}");
     }
     assert!(ask(&address, "/healthz/leader-election").ends_with("ok"));
+    for class in ["cleat-block", "cleat-block-wait"] {
+        let path = format!("{{.items[?(@.storageClassName==\"{class}\")].capacity}}");
+        // Published as soon as the node is registered.
+        stack.wait_output(&["get", "csistoragecapacities", "-o", &format!("jsonpath={path}")], |free| !free.is_empty());
+    }
+    stack.kubectl(&["delete", "storageclass", "cleat-block-wait"]);
+    let classes = ["get", "csistoragecapacities", "-o", "jsonpath={.items[*].storageClassName}"];
+    stack.wait_output(&classes, |left| left == "cleat-block");
     stack.delete("pvc/c");
     stack.wait_no_volumes();
     machine.assert_nothing_left();
@@ -172,12 +182,66 @@ fn the_next_provisioner_takes_over_when_the_leader_dies() {
 }
 
 #[test]
+fn an_attacher_of_its_own_attaches_and_repairs_what_the_driver_has_lost() {
+    use cleat_csi::{Client, Endpoint, v1};
+    let machine = Machine::new();
+    let stack = Stack::start_arguments(&machine, 1, None, &["--without=attacher"]);
+    stack.apply(&(claim("c") + &pod("p", "node-1", "c")));
+    let volume = stack.wait_bound("c");
+    let mut sidecar = Sidecar::start(
+        &machine,
+        &[
+            "csi-attacher",
+            "--leader-election",
+            "--leader-election-namespace=kube-system",
+            "--timeout=20s",
+            "--worker-threads=4",
+            "--retry-interval-start=500ms",
+            "--retry-interval-max=10s",
+            "--reconcile-sync=300ms",
+            "--max-entries=1",
+            "--default-fstype=ext4",
+            "--resync=10m",
+            "-v=2",
+        ],
+    );
+    sidecar.says("leading");
+    sidecar.says("volume published");
+    stack.wait_mounted("p");
+    let held = stack.field(&format!("pv/{volume}"), "{.metadata.finalizers}");
+    assert!(held.contains("external-attacher/block-cleat-dev"), "{held}");
+
+    // Behind everybody's back: the driver forgets that the volume is published.
+    let handle = stack.field(&format!("pv/{volume}"), "{.spec.csi.volumeHandle}");
+    let driver = Client::new(Endpoint::unix(machine.data().join("controller.sock")));
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let forget = v1::ControllerUnpublishVolumeRequest { volume_id: handle, ..Default::default() };
+    runtime.block_on(driver.controller_unpublish_volume(forget)).unwrap();
+    sidecar.says("the driver shows another state");
+    sidecar.says("volume published");
+    let listed = runtime.block_on(driver.list_volumes(v1::ListVolumesRequest::default())).unwrap();
+    let nodes = listed.entries[0].status.as_ref().unwrap().published_node_ids.clone();
+    assert_eq!(nodes, ["node-1"]);
+
+    let sidecar = sidecar.mute();
+    stack.delete("pod/p");
+    stack.delete("pvc/c");
+    stack.wait_no_volumes();
+    assert_eq!(stack.names("volumeattachments"), [] as [&str; 0]);
+    machine.assert_nothing_left();
+    assert!(sidecar.end(rustix::process::Signal::TERM).success(), "it ends cleanly");
+}
+
+#[test]
 fn wrong_flags_are_refused_with_a_sentence() {
     for (arguments, said) in [
         (&["csi-provisioner", "--timeout=ten"][..], "not a duration"),
         (&["csi-provisioner", "--feature-gates=Topology=maybe"], "a gate is true or false"),
         (&["csi-provisioner", "--node-deployment"], "--node-deployment is not available"),
         (&["csi-provisioner"], "no --kubeconfig, and not in a pod"),
+        (&["csi-attacher", "--reconcile-sync=soon"], "not a duration"),
+        (&["csi-attacher", "--max-entries=-1"], "--max-entries"),
+        (&["csi-attacher"], "no --kubeconfig, and not in a pod"),
         (&["sidecars", "--controllers=nonsense"], "invalid value 'nonsense'"),
     ] {
         let output = std::process::Command::new(env!("CARGO_BIN_EXE_cleat")).args(arguments).output().unwrap();

@@ -52,6 +52,8 @@ impl Format {
 pub enum Over {
     /// Only a device on which the probe finds nothing at all.
     Blank,
+    /// What the caller has just probed and found blank, while nobody else could write to it.
+    FoundBlank,
     /// Anything: the caller has a durable record that its own format of this device began and did not end.
     OwnInterruptedFormat,
 }

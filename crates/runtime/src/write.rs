@@ -50,6 +50,11 @@ impl WriteError {
         self.code() == Some(404)
     }
 
+    /// The server looked at the write and refused it; anything else may have taken effect.
+    pub fn is_refused(&self) -> bool {
+        matches!(self.code(), Some(400..=499)) && !self.already_exists()
+    }
+
     /// For writes whose aim is met when the object is gone.
     pub fn absent_is_fine(self) -> Result<(), Self> {
         if self.is_not_found() { Ok(()) } else { Err(self) }

@@ -1,8 +1,9 @@
-//! What stands between API objects and a CSI driver: provision, publish, register.
+//! What stands between API objects and a CSI driver: provision, capacity, publish, register.
 //!
 //! Each stage has the same four files as a controller; stages never import each other. A stage serves one driver and
 //! ignores the objects of all others.
 
+pub mod capacity;
 pub mod driver;
 pub mod failure;
 pub mod provision;

@@ -109,7 +109,7 @@ const COMPONENTS: &[(&str, &[Rule])] = &[
     (
         "system:cleat:attach-detach",
         &[
-            (STORAGE, &["volumeattachments"], &["create", "delete"]),
+            (STORAGE, &["volumeattachments"], &["create", "delete", "get"]),
             (CORE, &["nodes"], &["get"]),
             (CORE, &["nodes/status"], &["patch"]),
             EVENTS,
@@ -124,6 +124,7 @@ const COMPONENTS: &[(&str, &[Rule])] = &[
             (CORE, &["persistentvolumeclaims"], &["patch"]),
             (CORE, &["secrets"], &["get"]),
             (STORAGE, &["volumeattributesclasses"], &["get"]),
+            (STORAGE, &["csistoragecapacities"], &["create", "delete", "update"]),
             (&["snapshot.storage.k8s.io"], &["volumesnapshots"], &["get", "patch"]),
             (&["snapshot.storage.k8s.io"], &["volumesnapshotcontents"], &["get"]),
             EVENTS,

@@ -1,10 +1,13 @@
-//! Sidecars as processes of their own, beside any driver and against any API server: `cleat csi-provisioner` takes the
-//! place of external-provisioner, flags and all, and `cleat sidecars` does the work of several in one process.
+//! Sidecars as processes of their own, beside any driver and against any API server: `cleat csi-provisioner` and
+//! `cleat csi-attacher` take the places of external-provisioner and external-attacher, flags and all, and `cleat sidecars`
+//! does the work of several in one process.
 //!
 //! Each stage runs for the lease that its counterpart runs for, so that the two never work at the same time.
 
+mod attacher;
 mod endpoint;
 pub mod flags;
+mod owner;
 mod provisioner;
 
 use std::path::Path;
@@ -17,14 +20,15 @@ use cleat_api::Key;
 use cleat_csi::Endpoint;
 use cleat_runtime::lease::{Election, Ended, Timing};
 use cleat_runtime::{Caches, SystemClock};
-use cleat_sidecars::{Context, Driver, provision};
+use cleat_sidecars::{Context, Driver, capacity, provision, publish};
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{error, info};
 
 use crate::up::signals;
+use attacher::AttacherArgs;
 use flags::Common;
 use provisioner::ProvisionerArgs;
 
@@ -37,6 +41,18 @@ pub struct ProvisionerCommand {
     provisioner: ProvisionerArgs,
 }
 
+/// `cleat csi-attacher`
+#[derive(Args, Debug)]
+pub struct AttacherCommand {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    attacher: AttacherArgs,
+    /// The file system type, where a volume gives none.
+    #[arg(long, value_name = "TYPE", default_value = "")]
+    default_fstype: String,
+}
+
 /// `cleat sidecars`
 #[derive(Args, Debug)]
 pub struct SidecarsCommand {
@@ -47,29 +63,46 @@ pub struct SidecarsCommand {
     common: Common,
     #[command(flatten)]
     provisioner: ProvisionerArgs,
+    #[command(flatten)]
+    attacher: AttacherArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Controller {
     Provisioner,
+    Attacher,
 }
 
 /// One sidecar's work, ready to be done.
 enum Stage {
-    Provisioner(provision::Options),
+    Provisioner(provision::Options, Box<ProvisionerArgs>),
+    Attacher(publish::Options),
 }
 
 impl Stage {
     /// The lease that the Go sidecar of the same work runs for.
     fn lease(&self, driver: &str) -> String {
         match self {
-            Self::Provisioner(_) => driver.replace('/', "-"),
+            Self::Provisioner(..) => driver.replace('/', "-"),
+            Self::Attacher(_) => format!("external-attacher-leader-{}", driver.replace('/', "-")),
         }
     }
 
-    async fn run(self, context: Context, driver: Driver, stop: CancellationToken) {
+    async fn run(self, common: Common, context: Context, driver: Driver, stop: CancellationToken) {
         match self {
-            Self::Provisioner(options) => provision::run(context, driver, options, stop).await,
+            Self::Provisioner(options, args) => {
+                let publish = async {
+                    match args.capacity(&common, &context.client).await {
+                        Ok(Some(options)) => {
+                            capacity::run(context.clone(), driver.clone(), options, stop.clone()).await
+                        }
+                        Ok(None) => {}
+                        Err(failure) => error!("capacity is not published: {failure:#}"),
+                    }
+                };
+                tokio::join!(provision::run(context.clone(), driver.clone(), options, stop.clone()), publish);
+            }
+            Self::Attacher(options) => publish::run(context, driver, options, stop).await,
         }
     }
 }
@@ -80,7 +113,18 @@ impl ProvisionerCommand {
     }
 
     pub async fn run(self) -> Result<()> {
-        let stages = vec![Stage::Provisioner(self.provisioner.options(&self.common)?)];
+        let stages = vec![Stage::Provisioner(self.provisioner.options(&self.common)?, Box::new(self.provisioner))];
+        run(self.common, stages).await
+    }
+}
+
+impl AttacherCommand {
+    pub fn log_level(&self) -> &'static str {
+        log_level(&self.common)
+    }
+
+    pub async fn run(self) -> Result<()> {
+        let stages = vec![Stage::Attacher(self.attacher.options(&self.common, &self.default_fstype))];
         run(self.common, stages).await
     }
 }
@@ -92,7 +136,12 @@ impl SidecarsCommand {
 
     pub async fn run(self) -> Result<()> {
         let stage = |controller: &Controller| match controller {
-            Controller::Provisioner => Ok(Stage::Provisioner(self.provisioner.options(&self.common)?)),
+            Controller::Provisioner => {
+                Ok(Stage::Provisioner(self.provisioner.options(&self.common)?, Box::new(self.provisioner.clone())))
+            }
+            Controller::Attacher => {
+                Ok(Stage::Attacher(self.attacher.options(&self.common, self.provisioner.default_fs_type())))
+            }
         };
         let stages = self.controllers.iter().map(stage).collect::<Result<Vec<_>>>()?;
         run(self.common, stages).await
@@ -129,15 +178,16 @@ async fn run(common: Common, stages: Vec<Stage>) -> Result<()> {
     for stage in stages {
         let lease = Key::namespaced(lease_namespace(&common, &client), stage.lease(&driver.name));
         let (context, driver, stop) = (context.clone(), driver.clone(), stop.clone());
+        let common = common.clone();
         if !common.leader_election {
             working.spawn(async move {
-                stage.run(context, driver, stop).await;
+                stage.run(common, context, driver, stop).await;
                 Ended::Stopped
             });
             continue;
         }
         let election = election(&common, client.clone(), lease);
-        let work = |stop| stage.run(context, driver, stop);
+        let work = |stop| stage.run(common, context, driver, stop);
         working.spawn(async move { election.lead(stop, work).await });
     }
     let mut lost = false;

@@ -1,14 +1,19 @@
 //! `cleat csi-provisioner`: the flags of external-provisioner.
 
+use std::time::Duration;
+
 use anyhow::{Result, bail};
 use clap::Args;
 use cleat_runtime::Backoff;
+use cleat_sidecars::capacity::{self, decide::Manager};
 use cleat_sidecars::provision::Options;
 use cleat_sidecars::provision::decide::Choices;
+use kube::Client;
 
-use super::flags::Common;
+use super::flags::{Common, duration};
+use super::owner;
 
-const DEADLINE: std::time::Duration = std::time::Duration::from_secs(10);
+const DEADLINE: Duration = Duration::from_secs(10);
 const WORKERS: u16 = 100;
 
 #[derive(Args, Clone, Debug)]
@@ -37,12 +42,49 @@ pub(super) struct ProvisionerArgs {
     /// Refuse to restore a snapshot as a volume of another mode.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     prevent_volume_mode_conversion: bool,
+    /// Publish how much room the driver has, for the scheduler.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
+    enable_capacity: bool,
+    /// For classes that do not wait for a consumer, too.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
+    capacity_for_immediate_binding: bool,
+    /// How often the driver is asked again, though no volume came or went.
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "1m")]
+    capacity_poll_interval: Duration,
+    /// Who owns what is published, counted from the pod in $POD_NAME: 0 is the pod, 1 its owner; -1 for nobody.
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
+    capacity_ownerref_level: i32,
     /// Not available: a provisioner on each node.
     #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
     node_deployment: bool,
 }
 
 impl ProvisionerArgs {
+    /// How to publish capacity, if that is asked for.
+    pub(super) async fn capacity(&self, common: &Common, client: &Client) -> Result<Option<capacity::Options>> {
+        if !self.enable_capacity {
+            return Ok(None);
+        }
+        let namespace = std::env::var("NAMESPACE").unwrap_or_else(|_| client.default_namespace().to_owned());
+        let owner = match std::env::var("POD_NAME") {
+            Ok(pod) if self.capacity_ownerref_level >= 0 => {
+                Some(owner::of_pod(client, &namespace, &pod, self.capacity_ownerref_level).await?)
+            }
+            Ok(_) | Err(_) => None,
+        };
+        let usual = capacity::Options::new(namespace);
+        Ok(Some(capacity::Options {
+            manager: Manager { owner, ..usual.manager },
+            poll: self.capacity_poll_interval,
+            immediate: self.capacity_for_immediate_binding,
+            deadline: common.timeout.unwrap_or(DEADLINE),
+        }))
+    }
+
+    pub(super) fn default_fs_type(&self) -> &str {
+        &self.default_fstype
+    }
+
     pub(super) fn options(&self, common: &Common) -> Result<Options> {
         if self.node_deployment {
             bail!("--node-deployment is not available: run one provisioner for the whole cluster");

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use cleat_apiserver::ApiServer;
+use cleat_controllers::attach;
 use cleat_csi::Endpoint;
 use cleat_drivers::block;
 use cleat_runtime::{Caches, SystemClock};
@@ -36,6 +37,8 @@ pub struct Config {
     pub listen: SocketAddr,
     pub audit_log: Option<PathBuf>,
     pub encryption_key: Option<PathBuf>,
+    /// What becomes of volumes on nodes that say nothing any more.
+    pub attach: attach::Policy,
     /// The `cleat` binary, which is also the driver.
     pub program: PathBuf,
     /// How much the drivers log, where that differs from what the environment says.
@@ -62,6 +65,7 @@ impl Config {
             listen: ([127, 0, 0, 1], 0).into(),
             audit_log: None,
             encryption_key: None,
+            attach: attach::Policy::default(),
             program: program.into(),
             driver_log: Some("error"),
             without: Vec::new(),
@@ -86,8 +90,13 @@ pub async fn command(args: UpArgs) -> Result<()> {
     let program = std::env::current_exe().context("finding the cleat binary")?;
     let stop = CancellationToken::new();
     signals::cancel_on_end(stop.clone())?;
-    let UpArgs { data_dir, nodes, listen, audit_log, encryption_key, without } = args;
-    let config = Config { data_dir, nodes, listen, audit_log, encryption_key, program, driver_log: None, without };
+    let UpArgs { data_dir, nodes, listen, audit_log, encryption_key, disable_force_detach_on_timeout, without } = args;
+    let attach = match disable_force_detach_on_timeout {
+        true => attach::Policy { force_after: None },
+        false => attach::Policy::default(),
+    };
+    let config =
+        Config { data_dir, nodes, listen, audit_log, encryption_key, attach, program, driver_log: None, without };
     let stack = Stack::start(config).await?;
     let (address, kubeconfig) = (stack.server.address(), stack.kubeconfig().display());
     say(&format!("cleat is up at https://{address}\n  export KUBECONFIG={kubeconfig}\n"));
@@ -113,6 +122,7 @@ impl Stack {
         let mut served = cleat_apiserver::Config::new(layout.root(), config.listen);
         served.audit_log = config.audit_log.clone();
         served.encryption_key = config.encryption_key.clone();
+        served.more_metrics = vec![cleat_csi::metrics::register, cleat_runtime::metrics::register];
         let server = ApiServer::open(served)
             .await
             .with_context(|| format!("opening the API server in {}", layout.root().display()))?;
@@ -188,7 +198,7 @@ impl Stack {
     }
 
     fn start_controllers(&mut self, config: &Config) {
-        use cleat_controllers::{Context, attach, bind, collect, ephemeral, lifecycle, protect, schedule};
+        use cleat_controllers::{Context, bind, collect, ephemeral, lifecycle, protect, schedule};
         let context = |user: &str| Context {
             client: self.server.component(user),
             caches: self.caches.clone(),
@@ -204,11 +214,11 @@ impl Stack {
         self.acting.spawn(lifecycle::run(context("system:cleat:node-lifecycle"), stop()));
         self.acting.spawn(protect::run(context("system:cleat:protector"), stop()));
         self.acting.spawn(schedule::run(context("system:cleat:scheduler"), stop()));
-        self.acting.spawn(attach::run(context("system:cleat:attach-detach"), stop()));
+        self.acting.spawn(attach::run(context("system:cleat:attach-detach"), config.attach, stop()));
     }
 
     fn start_sidecars(&mut self, config: &Config, nodes: &[String]) {
-        use cleat_sidecars::{Context, Driver, provision, publish, register};
+        use cleat_sidecars::{Context, Driver, capacity, provision, publish, register};
         let context = |user: &str| Context {
             client: self.server.component(user),
             caches: self.caches.clone(),
@@ -221,10 +231,12 @@ impl Stack {
             let Some(driver) = Driver::connect(client, &stop).await else { return };
             let mut running = JoinSet::new();
             if !without.contains(&Part::Provisioner) {
+                let publish = capacity::Options::new("kube-system");
+                running.spawn(capacity::run(provisioner.clone(), driver.clone(), publish, stop.clone()));
                 running.spawn(provision::run(provisioner, driver.clone(), provision::Options::default(), stop.clone()));
             }
             if !without.contains(&Part::Attacher) {
-                running.spawn(publish::run(attacher, driver, stop));
+                running.spawn(publish::run(attacher, driver, publish::Options::default(), stop));
             }
             running.join_all().await;
         });

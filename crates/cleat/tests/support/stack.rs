@@ -154,6 +154,18 @@ impl<'m> Stack<'m> {
         assert!(self.try_wait_field(what, path, value), "{what}: {path} did not become {value}");
     }
 
+    /// Asks until the answer is as wanted.
+    pub(crate) fn wait_output(&self, arguments: &[&str], wanted: impl Fn(&str) -> bool) -> String {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let said = self.kubectl(arguments);
+            if wanted(&said) {
+                return said;
+            }
+            assert!(Instant::now() < deadline, "kubectl {arguments:?} still says {said:?}");
+        }
+    }
+
     pub(crate) fn wait_bound(&self, claim: &str) -> String {
         self.wait_field(&format!("pvc/{claim}"), "{.status.phase}", "Bound");
         self.field(&format!("pvc/{claim}"), "{.spec.volumeName}")

@@ -1,5 +1,7 @@
 //! Makes and deletes VolumeAttachments, and tells nodes what they have.
 
+use std::time::Duration;
+
 use cleat_api::key::Key;
 use cleat_api::names;
 use cleat_runtime::write::{self, Part, WriteError};
@@ -10,47 +12,81 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tracing::{debug, info, warn};
 
 use super::Attacher;
-use super::decide::{Check, Detach, NodeDecision, NodeSeen, VolumeDecision, VolumeSeen, Wait};
-use super::observe::in_use;
+use super::decide::{ANSWER_WITHIN, Check, Detach, NodeDecision, NodeSeen, Source, VolumeDecision, VolumeSeen, Wait};
+use super::observe::{in_use, reported};
 
 impl Attacher {
-    pub(super) async fn settle_volume(&self, seen: &VolumeSeen, decision: VolumeDecision) -> Result<(), WriteError> {
+    /// Returns when to look again.
+    pub(super) async fn settle_volume(
+        &self,
+        seen: &VolumeSeen,
+        decision: VolumeDecision,
+    ) -> Result<Option<Duration>, WriteError> {
         match decision {
-            VolumeDecision::Attach { node, volume } => self.attach(seen, &node, volume).await,
+            VolumeDecision::Attach { node, source } => {
+                self.attach(seen, &node, source).await?;
+                Ok(None)
+            }
             VolumeDecision::Wait { node, why } => {
                 self.wait(seen, &node, &why);
-                Ok(())
+                Ok(match why {
+                    Wait::ForDriver(time) => Some(time),
+                    Wait::Unanswered => Some(ANSWER_WITHIN),
+                    Wait::HeldElsewhere { .. } | Wait::Failing(_) | Wait::ForDetach => None,
+                })
             }
         }
     }
 
-    async fn attach(&self, seen: &VolumeSeen, node: &str, volume: String) -> Result<(), WriteError> {
+    async fn attach(&self, seen: &VolumeSeen, node: &str, source: Source) -> Result<(), WriteError> {
         let Some((driver, handle)) = names::split_unique_volume(&seen.unique) else {
-            warn!(volume, "a volume whose handle holds a caret cannot be attached");
+            warn!(volume = seen.unique, "a volume whose handle holds a caret cannot be attached");
             return Ok(());
+        };
+        let source = match source {
+            Source::Volume(name) => {
+                VolumeAttachmentSource { persistent_volume_name: Some(name), inline_volume_spec: None }
+            }
+            Source::Inline(spec) => {
+                VolumeAttachmentSource { persistent_volume_name: None, inline_volume_spec: Some(*spec) }
+            }
         };
         let attachment = VolumeAttachment {
             metadata: ObjectMeta { name: Some(names::attachment(handle, driver, node)), ..ObjectMeta::default() },
-            spec: VolumeAttachmentSpec {
-                attacher: driver.to_owned(),
-                node_name: node.to_owned(),
-                source: VolumeAttachmentSource {
-                    persistent_volume_name: Some(volume.clone()),
-                    ..VolumeAttachmentSource::default()
-                },
-            },
+            spec: VolumeAttachmentSpec { attacher: driver.to_owned(), node_name: node.to_owned(), source },
             status: None,
         };
-        self.observed.asked_for(attachment.metadata.name.as_deref().unwrap_or_default());
-        match write::create(&self.context.client, &attachment).await {
-            Ok(made) => {
-                info!(volume, node, "attachment requested");
-                self.observed.attachments.observe_write(made);
-            }
-            Err(error) if error.already_exists() => {}
-            Err(error) => return Err(error),
-        }
+        self.request(&seen.unique, attachment).await?;
+        info!(volume = seen.unique, node, "attachment requested");
         cleat_crash::point("attach:requested");
+        Ok(())
+    }
+
+    /// Makes the attachment. Without an answer it may exist or not: the wish is kept, and repeated before anything else is
+    /// decided about the volume.
+    async fn request(&self, unique: &str, attachment: VolumeAttachment) -> Result<(), WriteError> {
+        let key = Key::of(&attachment.metadata);
+        self.observed.intend(unique, &attachment);
+        let made = match write::create(&self.context.client, &attachment).await {
+            Ok(made) => Some(made),
+            Err(error) if error.already_exists() => write::live(&self.context.client, &key).await?,
+            Err(error) => {
+                if error.is_refused() {
+                    self.observed.settle_intent(unique, &attachment);
+                }
+                return Err(error);
+            }
+        };
+        made.into_iter().for_each(|made| self.observed.attachments.observe_write(made));
+        self.observed.settle_intent(unique, &attachment);
+        Ok(())
+    }
+
+    /// Repeats the wishes that got no answer.
+    pub(super) async fn repeat_intents(&self, unique: &str) -> Result<(), WriteError> {
+        for attachment in self.observed.intended(unique) {
+            self.request(unique, attachment).await?;
+        }
         Ok(())
     }
 
@@ -58,7 +94,14 @@ impl Attacher {
         debug!(volume = seen.unique, node, ?why, "waiting");
         let volume = self.observed.shown(&seen.unique);
         let message = match why {
-            Wait::ForDriver | Wait::ForDetach => return,
+            Wait::ForDriver(_) | Wait::ForDetach => return,
+            Wait::Unanswered => {
+                let (driver, handle) = names::split_unique_volume(&seen.unique).unwrap_or_default();
+                format!(
+                    "AttachVolume.Attach failed for volume \"{volume}\" : timed out waiting for external-attacher of \
+                     {driver} CSI driver to attach volume {handle}"
+                )
+            }
             Wait::Failing(error) => format!("AttachVolume.Attach failed for volume \"{volume}\" : {error}"),
             Wait::HeldElsewhere { pods, .. } if pods.is_empty() => format!(
                 "Waiting for detach for volume \"{volume}\" Volume is already exclusively attached to one node, waiting on \
@@ -109,21 +152,46 @@ impl Attacher {
     async fn detach(&self, seen: &NodeSeen, leaving: &[Detach]) -> Result<(), WriteError> {
         let live = write::live::<Node>(&self.context.client, &Key::cluster(seen.name.clone())).await?;
         let used = live.as_ref().map(in_use).unwrap_or_default();
+        let told = live.as_ref().map(reported).unwrap_or_default();
         try_join_all(leaving.iter().map(|detach| async {
-            if detach.check == Check::NotInUse && used.contains(&detach.unique) {
-                debug!(volume = detach.unique, node = seen.name, "taken into use meanwhile; it stays attached");
+            if told.contains(&detach.unique) {
+                debug!(volume = detach.unique, node = seen.name, "the node is still told of it; it stays for now");
                 return Ok(());
+            }
+            if used.contains(&detach.unique) {
+                match detach.check {
+                    Check::NotInUse => {
+                        debug!(volume = detach.unique, node = seen.name, "taken into use meanwhile; it stays attached");
+                        return Ok(());
+                    }
+                    Check::Off | Check::Silent => {
+                        warn!(volume = detach.unique, node = seen.name, why = ?detach.check, "detached by force");
+                    }
+                }
             }
             let key = Key::cluster(detach.attachment.clone());
             let Some(attachment) = self.observed.attachments.get(&key) else { return Ok(()) };
-            if let Some(held) = write::delete(&self.context.client, attachment.as_ref()).await? {
+            let deleted = write::delete(&self.context.client, attachment.as_ref()).await;
+            if let Some(held) = deleted.inspect_err(|_| self.observed.doubt(&detach.attachment))? {
                 self.observed.attachments.observe_write(held);
             }
             info!(volume = detach.unique, node = seen.name, "detach requested");
             cleat_crash::point("attach:detach-requested");
             Ok(())
         }))
-        .await
-        .map(drop)
+        .await?;
+        // What was missed so far is known now, and brings the node here again.
+        live.into_iter().for_each(|node| self.observed.nodes.observe_write(node));
+        Ok(())
+    }
+
+    /// Asks the server about attachments of the node that may or may not be leaving.
+    pub(super) async fn resolve_doubts(&self, node: &str) -> Result<(), WriteError> {
+        for key in self.observed.doubted_on(node) {
+            if let Some(live) = write::live::<VolumeAttachment>(&self.context.client, &key).await? {
+                self.observed.resolve(live);
+            }
+        }
+        Ok(())
     }
 }

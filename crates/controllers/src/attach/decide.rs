@@ -1,8 +1,13 @@
 //! Where a volume should be attached, and what a node is told and may lose. Pure.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
+use k8s_openapi::api::core::v1::PersistentVolumeSpec;
 use k8s_openapi::jiff::Timestamp;
+
+/// How long a driver may leave an attachment unanswered before the pods are told.
+pub const ANSWER_WITHIN: Duration = Duration::from_secs(120);
 
 /// Everything about one volume that the decision needs. Several PersistentVolumes with one handle are one volume.
 #[derive(Clone, Debug, Default)]
@@ -18,13 +23,21 @@ pub struct VolumeSeen {
 }
 
 /// A pod that needs the volume on a node.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Wanted {
     pub since: Option<Timestamp>,
     pub pod: String,
     pub node: String,
-    /// The PersistentVolume through which the pod asks.
-    pub volume: String,
+    pub source: Source,
+}
+
+/// What the pod asks through.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Source {
+    /// The PersistentVolume of that name.
+    Volume(String),
+    /// The pod itself describes the volume.
+    Inline(Box<PersistentVolumeSpec>),
 }
 
 /// A VolumeAttachment.
@@ -34,6 +47,7 @@ pub struct Attached {
     pub state: State,
     /// Why the last try to attach it failed.
     pub error: Option<String>,
+    pub age: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,20 +59,20 @@ pub enum State {
     Leaving,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum VolumeDecision {
-    Attach { node: String, volume: String },
+    Attach { node: String, source: Source },
     Wait { node: String, why: Wait },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// Another node has the only place; these pods use it there.
-    HeldElsewhere {
-        holder: String,
-        pods: Vec<String>,
-    },
-    ForDriver,
+    HeldElsewhere { holder: String, pods: Vec<String> },
+    /// Look again after this long.
+    ForDriver(Duration),
+    /// The driver has not answered for so long that the pods should know.
+    Unanswered,
     /// The driver failed, and is asked again.
     Failing(String),
     /// The attachment is being taken away; a new one follows.
@@ -85,7 +99,11 @@ fn holder(seen: &VolumeSeen) -> Option<&str> {
         return None;
     }
     let attached = seen.attached.first().map(|a| a.node.as_str());
-    attached.or_else(|| seen.wanted.iter().min().map(|w| w.node.as_str()))
+    attached.or_else(|| first(seen.wanted.iter()).map(|w| w.node.as_str()))
+}
+
+fn first<'a>(wanted: impl Iterator<Item = &'a Wanted>) -> Option<&'a Wanted> {
+    wanted.min_by_key(|w| (w.since, w.pod.as_str(), w.node.as_str()))
 }
 
 fn held(seen: &VolumeSeen, node: &str, holder: &str) -> VolumeDecision {
@@ -95,14 +113,16 @@ fn held(seen: &VolumeSeen, node: &str, holder: &str) -> VolumeDecision {
 }
 
 fn place(seen: &VolumeSeen, node: &str) -> Option<VolumeDecision> {
-    let why = match seen.attached.iter().find(|a| a.node == node).map(|a| (a.state, &a.error)) {
-        Some((State::Confirmed, _)) => return None,
-        Some((State::Unconfirmed, None)) => Wait::ForDriver,
-        Some((State::Unconfirmed, Some(error))) => Wait::Failing(error.clone()),
-        Some((State::Leaving, _)) => Wait::ForDetach,
+    let attached = seen.attached.iter().find(|a| a.node == node);
+    let why = match attached.map(|a| (a.state, &a.error, a.age)) {
+        Some((State::Confirmed, _, _)) => return None,
+        Some((State::Unconfirmed, Some(error), _)) => Wait::Failing(error.clone()),
+        Some((State::Unconfirmed, None, age)) if age >= ANSWER_WITHIN => Wait::Unanswered,
+        Some((State::Unconfirmed, None, age)) => Wait::ForDriver(ANSWER_WITHIN - age),
+        Some((State::Leaving, _, _)) => Wait::ForDetach,
         None => {
-            let asked = seen.wanted.iter().filter(|w| w.node == node).min()?;
-            return Some(VolumeDecision::Attach { node: node.to_owned(), volume: asked.volume.clone() });
+            let asked = first(seen.wanted.iter().filter(|w| w.node == node))?;
+            return Some(VolumeDecision::Attach { node: node.to_owned(), source: asked.source.clone() });
         }
     };
     Some(VolumeDecision::Wait { node: node.to_owned(), why })
@@ -114,6 +134,9 @@ pub struct NodeSeen {
     pub name: String,
     /// What `status.volumesAttached` lists now; `None` where there is no Node object.
     pub reported: Option<Vec<String>>,
+    /// The node leaves attaching to this controller. One that is gone did.
+    pub managed: bool,
+    pub ready: bool,
     /// An administrator says that the machine is off.
     pub out_of_service: bool,
     pub volumes: Vec<NodeVolume>,
@@ -123,12 +146,17 @@ pub struct NodeSeen {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeVolume {
     pub attachment: String,
-    /// The PersistentVolume.
-    pub volume: String,
     pub unique: String,
     pub state: State,
-    pub wanted: bool,
+    pub wanted: Need,
     pub usage: Usage,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    Wanted,
+    /// No pod has needed it here for this long, as far as this process can tell.
+    Unwanted(Duration),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,6 +174,8 @@ pub struct NodeDecision {
     pub report: Option<Vec<String>>,
     /// What leaves the node, once it has been told so.
     pub detach: Vec<Detach>,
+    /// When the next volume may be taken by force, if nothing changes.
+    pub again: Option<Duration>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -159,151 +189,56 @@ pub struct Detach {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
     NotInUse,
-    Nothing,
+    /// The machine is off, an administrator says.
+    Off,
+    /// The node has been silent for too long.
+    Silent,
 }
 
-pub fn node(seen: &NodeSeen) -> NodeDecision {
-    let may_use = |v: &NodeVolume| v.wanted || (v.usage != Usage::NotInUse && !seen.out_of_service);
-    let stays = |v: &&NodeVolume| v.state == State::Confirmed && may_use(v);
-    let want: BTreeSet<&str> = seen.volumes.iter().filter(stays).map(|v| v.unique.as_str()).collect();
+/// What a volume that nobody needs on this node may come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Stays,
+    /// In use on a node that says nothing: it is taken after this long.
+    StaysFor(Duration),
+    Leaves(Check),
+}
+
+/// `force_after`: how long a node that is not ready may keep what nobody needs there; `None` for ever.
+pub fn node(seen: &NodeSeen, force_after: Option<Duration>) -> NodeDecision {
+    if !seen.managed {
+        return NodeDecision::default();
+    }
+    let fates: Vec<(&NodeVolume, Fate)> = seen.volumes.iter().map(|v| (v, fate(seen, v, force_after))).collect();
+    let stays = fates.iter().filter(|(v, f)| v.state == State::Confirmed && !matches!(f, Fate::Leaves(_)));
+    let want: BTreeSet<&str> = stays.map(|(v, _)| v.unique.as_str()).collect();
     let report = seen.reported.as_ref().and_then(|reported| {
         let have: BTreeSet<&str> = reported.iter().map(String::as_str).collect();
         (want != have).then(|| want.iter().map(|name| (*name).to_owned()).collect())
     });
-    let check = if seen.out_of_service { Check::Nothing } else { Check::NotInUse };
-    let leaves = |v: &&NodeVolume| v.state != State::Leaving && !may_use(v);
-    let detach = seen.volumes.iter().filter(leaves).map(|v| Detach {
-        attachment: v.attachment.clone(),
-        unique: v.unique.clone(),
-        check,
+    let leaves = fates.iter().filter(|(v, _)| v.state != State::Leaving).filter_map(|(v, fate)| match fate {
+        Fate::Leaves(check) => {
+            Some(Detach { attachment: v.attachment.clone(), unique: v.unique.clone(), check: *check })
+        }
+        Fate::Stays | Fate::StaysFor(_) => None,
     });
-    NodeDecision { report, detach: detach.collect() }
+    let waits = fates.iter().filter_map(|(_, fate)| match fate {
+        Fate::StaysFor(time) => Some(*time),
+        Fate::Stays | Fate::Leaves(_) => None,
+    });
+    NodeDecision { report, detach: leaves.collect(), again: waits.min() }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use State::{Confirmed, Leaving, Unconfirmed};
-
-    fn wanted(pod: &str, node: &str) -> Wanted {
-        Wanted { since: None, pod: pod.to_owned(), node: node.to_owned(), volume: "pv".to_owned() }
-    }
-
-    fn on(node: &str, state: State) -> Attached {
-        Attached { node: node.to_owned(), state, error: None }
-    }
-
-    fn seen(wanted: &[&Wanted], attached: &[Attached]) -> VolumeSeen {
-        VolumeSeen {
-            unique: "v".to_owned(),
-            many_nodes: false,
-            attachable: true,
-            wanted: wanted.iter().map(|w| (*w).clone()).collect(),
-            attached: attached.to_vec(),
-        }
-    }
-
-    fn wait(node: &str, why: Wait) -> VolumeDecision {
-        VolumeDecision::Wait { node: node.to_owned(), why }
-    }
-
-    fn held_by(holder: &str, pods: &[&str]) -> Wait {
-        Wait::HeldElsewhere { holder: holder.to_owned(), pods: pods.iter().map(ToString::to_string).collect() }
-    }
-
-    #[test]
-    fn a_volume_is_attached_where_its_pod_is_and_on_one_node_only() {
-        let attach = |node: &str| VolumeDecision::Attach { node: node.to_owned(), volume: "pv".to_owned() };
-        let (a, b) = (wanted("p", "a"), wanted("q", "b"));
-        let failing = Attached { error: Some("no".to_owned()), ..on("a", Unconfirmed) };
-        let early = Wanted { since: Timestamp::from_second(1).ok(), ..wanted("z", "b") };
-        let late = Wanted { since: Timestamp::from_second(2).ok(), ..wanted("p", "a") };
-        for (case, seen, want) in [
-            ("nobody wants it", seen(&[], &[]), vec![]),
-            ("nobody wants it any more", seen(&[], &[on("a", Confirmed)]), vec![]),
-            ("wanted and not attached", seen(&[&a], &[]), vec![attach("a")]),
-            ("attached and wanted", seen(&[&a], &[on("a", Confirmed)]), vec![]),
-            ("the driver has not answered", seen(&[&a], &[on("a", Unconfirmed)]), vec![wait("a", Wait::ForDriver)]),
-            ("the driver failed", seen(&[&a], &[failing]), vec![wait("a", Wait::Failing("no".to_owned()))]),
-            ("wanted again while leaving", seen(&[&a], &[on("a", Leaving)]), vec![wait("a", Wait::ForDetach)]),
-            ("a second node must wait", seen(&[&a, &b], &[on("a", Confirmed)]), vec![wait("b", held_by("a", &["p"]))]),
-            (
-                "an attachment nobody wants holds the place",
-                seen(&[&b], &[on("a", Confirmed)]),
-                vec![wait("b", held_by("a", &[]))],
-            ),
-            (
-                "so does one that was never confirmed",
-                seen(&[&b], &[on("a", Unconfirmed)]),
-                vec![wait("b", held_by("a", &[]))],
-            ),
-            ("and one that is leaving", seen(&[&b], &[on("a", Leaving)]), vec![wait("b", held_by("a", &[]))]),
-            (
-                "two nodes at once: the older pod's",
-                seen(&[&late, &early], &[]),
-                vec![wait("a", held_by("b", &["z"])), attach("b")],
-            ),
-            (
-                "shared volumes go everywhere",
-                VolumeSeen { many_nodes: true, ..seen(&[&a, &b], &[on("a", Confirmed)]) },
-                vec![attach("b")],
-            ),
-            ("the driver wants no attachments", VolumeSeen { attachable: false, ..seen(&[&a], &[]) }, vec![]),
-        ] {
-            assert_eq!(volume(&seen), want, "{case}");
-        }
-    }
-
-    #[test]
-    fn a_node_is_told_of_exactly_what_it_may_use_and_loses_the_rest() {
-        use Usage::{InUse, NotInUse, Unknown};
-        let v = |state, wanted, usage| NodeVolume {
-            attachment: "va".to_owned(),
-            volume: "pv".to_owned(),
-            unique: "v".to_owned(),
-            state,
-            wanted,
-            usage,
-        };
-        let told = Some(vec!["v".to_owned()]);
-        let untold = Some(Vec::new());
-        let stays = Vec::new();
-        let leaves = |check| vec![Detach { attachment: "va".to_owned(), unique: "v".to_owned(), check }];
-        let asked = || leaves(Check::NotInUse);
-        let (on, off) = (false, true);
-        for (case, reported, is_off, volume, report, detach) in [
-            ("confirmed and wanted", untold.clone(), on, v(Confirmed, true, NotInUse), told.clone(), stays.clone()),
-            ("told already", told.clone(), on, v(Confirmed, true, InUse), None, stays.clone()),
-            ("not confirmed", untold.clone(), on, v(Unconfirmed, true, NotInUse), None, stays.clone()),
-            ("unwanted but mounted", told.clone(), on, v(Confirmed, false, InUse), None, stays.clone()),
-            ("unwanted and unmounted", told.clone(), on, v(Confirmed, false, NotInUse), untold.clone(), asked()),
-            ("never confirmed, its pod moved away", untold.clone(), on, v(Unconfirmed, false, NotInUse), None, asked()),
-            (
-                "never confirmed, and the node says it uses it",
-                untold.clone(),
-                on,
-                v(Unconfirmed, false, InUse),
-                None,
-                stays.clone(),
-            ),
-            ("leaving", told.clone(), on, v(Leaving, true, NotInUse), untold.clone(), stays.clone()),
-            (
-                "mounted on a machine that is off",
-                told.clone(),
-                off,
-                v(Confirmed, false, InUse),
-                untold,
-                leaves(Check::Nothing),
-            ),
-            ("wanted on a machine that is off", told, off, v(Confirmed, true, InUse), None, stays.clone()),
-            ("the Node is gone, it did not use the volume", None, on, v(Confirmed, false, NotInUse), None, asked()),
-            ("the Node is gone, it used the volume", None, on, v(Confirmed, false, InUse), None, stays.clone()),
-            ("the Node is gone, nobody knows", None, on, v(Confirmed, false, Unknown), None, stays),
-        ] {
-            let seen = NodeSeen { name: "n".to_owned(), reported, out_of_service: is_off, volumes: vec![volume] };
-            assert_eq!(node(&seen), NodeDecision { report, detach }, "{case}");
-        }
-        let gone = NodeSeen { reported: Some(vec!["v".to_owned()]), ..NodeSeen::default() };
-        assert_eq!(node(&gone).report, Some(Vec::new()), "its attachment is gone altogether");
+fn fate(seen: &NodeSeen, volume: &NodeVolume, force_after: Option<Duration>) -> Fate {
+    let Need::Unwanted(since) = volume.wanted else { return Fate::Stays };
+    match (volume.usage, force_after) {
+        // The taint is an administrator's word that nothing runs there any more.
+        _ if seen.out_of_service => Fate::Leaves(Check::Off),
+        (Usage::NotInUse, _) => Fate::Leaves(Check::NotInUse),
+        // A node that is ready is waited for, however long it takes to unmount.
+        _ if seen.ready => Fate::Stays,
+        (Usage::InUse | Usage::Unknown, None) => Fate::Stays,
+        (Usage::InUse | Usage::Unknown, Some(limit)) if since < limit => Fate::StaysFor(limit - since),
+        (Usage::InUse | Usage::Unknown, Some(_)) => Fate::Leaves(Check::Silent),
     }
 }

@@ -12,17 +12,27 @@
 //!   the volume in use before it looks at `volumesAttached`. One of the two sees the other, because nobody else reports the
 //!   volume attached meanwhile: report and detach of one node are one piece of work.
 //! - A Node object that is gone proves nothing about its machine: what it last had in use stays attached until the Node
-//!   is back, or an administrator marks it out of service.
+//!   is back, an administrator marks it out of service, or the [`Policy`]'s time is over. The same holds for a node that is
+//!   not ready; one that is ready is never forced.
+//! - A creation whose answer got lost is repeated before another node gets the volume.
+//! - A deletion whose answer got lost counts as done until the server says otherwise, and nothing is deleted that the live
+//!   Node still lists as attached: what the node is told holds whatever this controller has missed.
+//! - Detaches have a queue and places of their own, and never delay an attachment.
 //!
 //! Crash points: `attach:requested` after a VolumeAttachment is made, `attach:reported` and `attach:unreported` after
 //! `volumesAttached` is written, `attach:detach-requested` after a VolumeAttachment is deleted.
 
 mod act;
 pub mod decide;
+#[cfg(test)]
+mod decide_table;
+#[cfg(test)]
+mod machine;
 mod observe;
 
-use cleat_api::claim;
-use cleat_api::pod;
+use std::time::{Duration, Instant};
+
+use cleat_api::{claim, pod};
 use cleat_runtime::write::WriteError;
 use cleat_runtime::{Backoff, Change, Outcome, Queue, Recorder, work};
 use k8s_openapi::api::core::v1::Node;
@@ -30,25 +40,47 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Context;
 
-const AT_ONCE: usize = 128;
+/// Volumes in hand at once.
+const VOLUMES: usize = 128;
+/// Nodes in hand at once; most of them pause.
+const NODES: usize = 1024;
+/// A node with many volumes costs more to look at: it is looked at for one part in so many of the time, and meanwhile its
+/// news gather.
+const PAUSE: u32 = 16;
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Subject {
-    /// A volume, by its name in node status.
-    Volume(String),
-    Node(String),
+/// How the controller is to behave where there is a choice.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy {
+    /// How long a node that is not ready may keep a volume that nobody needs there and that it does not say it has
+    /// unmounted. `None`: for ever, until somebody marks it out of service.
+    pub force_after: Option<Duration>,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self { force_after: Some(Duration::from_secs(360)) }
+    }
+}
+
+/// Two queues, so that nodes with much to lose never delay what others are to gain.
+#[derive(Clone)]
+struct Queues {
+    /// By name in node status.
+    volumes: Queue<String>,
+    nodes: Queue<String>,
 }
 
 #[derive(Clone)]
 struct Attacher {
     context: Context,
+    policy: Policy,
     observed: observe::Observed,
     recorder: Recorder,
 }
 
 /// Runs until `stop`.
-pub async fn run(context: Context, stop: CancellationToken) {
-    let queue = Queue::new(Backoff::default());
+pub async fn run(context: Context, policy: Policy, stop: CancellationToken) {
+    let queues = Queues { volumes: Queue::new(Backoff::default()), nodes: Queue::new(Backoff::default()) };
     let observed = observe::Observed::new(&context.caches);
     // What is not wanted is detached: every pod must be known before anything is decided.
     tokio::select! {
@@ -56,26 +88,30 @@ pub async fn run(context: Context, stop: CancellationToken) {
         () = observed.synced() => {}
     }
     observed.take_charge();
-    wake(&observed, &queue);
+    wake(&observed, &queues);
     let recorder = Recorder::new(context.client.clone(), "attachdetach-controller", context.clock.clone());
-    let attacher = Attacher { context, observed, recorder };
-    work("attach", queue, AT_ONCE, stop, move |subject| attacher.clone().reconcile(subject)).await;
+    let attacher = Attacher { context, policy, observed, recorder };
+    let other = attacher.clone();
+    let Queues { volumes, nodes } = queues;
+    tokio::join!(
+        work("attach", volumes, VOLUMES, stop.clone(), move |unique| attacher.clone().reconcile_volume(unique)),
+        work("attach-node", nodes, NODES, stop, move |name| other.clone().reconcile_node(name)),
+    );
 }
 
 /// Who must look again when something changes.
-fn wake(observed: &observe::Observed, queue: &Queue<Subject>) {
-    let (q, seen) = (queue.clone(), observed.clone());
+fn wake(observed: &observe::Observed, queues: &Queues) {
+    let (q, seen) = (queues.clone(), observed.clone());
     // A volume, and the nodes that have it: what they are told depends on who wants it.
     let touch = move |unique: String| {
-        seen.nodes_with(&unique).into_iter().for_each(|node| q.add(Subject::Node(node)));
-        q.add(Subject::Volume(unique));
+        seen.nodes_with(&unique).into_iter().for_each(|node| q.nodes.add(node));
+        q.volumes.add(unique);
     };
-    let (q, seen, add) = (queue.clone(), observed.clone(), touch.clone());
+    let (q, seen, add) = (queues.nodes.clone(), observed.clone(), touch.clone());
     observed.pods.subscribe(move |change| {
-        let claims = pod::claim_volumes(change.object()).into_iter();
-        claims.filter_map(|v| seen.unique_of_claim(&v.claim)).for_each(&add);
+        seen.uniques_of_pod(change.object()).into_iter().for_each(&add);
         if let Some(node) = pod::node_name(change.object()) {
-            q.add(Subject::Node(node.to_owned()));
+            q.add(node.to_owned());
         }
     });
     let (seen, add) = (observed.clone(), touch.clone());
@@ -83,36 +119,41 @@ fn wake(observed: &observe::Observed, queue: &Queue<Subject>) {
         let volume = claim::volume_name(change.object());
         volume.and_then(|name| seen.unique_of_volume(name)).into_iter().for_each(&add);
     });
-    let (q, add) = (queue.clone(), touch.clone());
-    let seen = observed.clone();
+    let (q, seen, add) = (queues.nodes.clone(), observed.clone(), touch.clone());
     observed.volumes.subscribe(move |change| {
         let name = change.object().metadata.name.as_deref().unwrap_or_default();
         seen.unique_of_volume(name).into_iter().for_each(&add);
-        seen.nodes_of_attachments(name).into_iter().for_each(|node| q.add(Subject::Node(node)));
+        seen.nodes_of_attachments(name).into_iter().for_each(|node| q.add(node));
     });
-    let (q, seen, add) = (queue.clone(), observed.clone(), touch);
+    let (q, seen, add) = (queues.nodes.clone(), observed.clone(), touch);
     observed.attachments.subscribe(move |change| {
         seen.note_attachment(change);
-        let spec = &change.object().spec;
-        q.add(Subject::Node(spec.node_name.clone()));
-        let volume = spec.source.persistent_volume_name.as_deref();
-        volume.and_then(|name| seen.unique_of_volume(name)).into_iter().for_each(&add);
+        q.add(change.object().spec.node_name.clone());
+        seen.unique_of_attachment(change.object()).into_iter().for_each(&add);
     });
-    let (q, seen) = (queue.clone(), observed.clone());
+    let (q, seen) = (queues.clone(), observed.clone());
     observed.nodes.subscribe(move |change| {
         seen.note(change);
+        let name = change.object().metadata.name.clone().unwrap_or_default();
+        if changes_hands(change) {
+            seen.volumes_near(&name).into_iter().for_each(|volume| q.volumes.add(volume));
+        }
         if touches_volumes(change) {
-            let name = change.object().metadata.name.clone().unwrap_or_default();
-            seen.volumes_near(&name).into_iter().for_each(|volume| q.add(Subject::Volume(volume)));
-            q.add(Subject::Node(name));
+            q.nodes.add(name);
         }
     });
-    let (q, seen) = (queue.clone(), observed.clone());
+    let (q, seen) = (queues.clone(), observed.clone());
     observed.drivers.subscribe(move |change| {
         let driver = change.object().metadata.name.clone().unwrap_or_default();
-        seen.volumes_of_driver(&driver).into_iter().for_each(|volume| q.add(Subject::Volume(volume)));
-        seen.nodes.all().iter().filter_map(|n| n.metadata.name.clone()).for_each(|node| q.add(Subject::Node(node)));
+        seen.volumes_of_driver(&driver).into_iter().for_each(|volume| q.volumes.add(volume));
+        seen.nodes.all().iter().filter_map(|n| n.metadata.name.clone()).for_each(|node| q.nodes.add(node));
     });
+}
+
+/// Whether the node comes or goes, or another attaches for it from now on.
+fn changes_hands(change: &Change<Node>) -> bool {
+    let Change::Applied { old: Some(old), new } = change else { return true };
+    observe::is_managed(old) != observe::is_managed(new)
 }
 
 /// Heartbeats change a node every few seconds and mean nothing here.
@@ -132,20 +173,25 @@ fn touches_volumes(change: &Change<Node>) -> bool {
 }
 
 impl Attacher {
-    async fn reconcile(self, subject: Subject) -> Result<Outcome, WriteError> {
-        match subject {
-            Subject::Volume(unique) => {
-                let Some(seen) = self.observed.volume(&unique) else { return Ok(Outcome::Done) };
-                for decision in decide::volume(&seen) {
-                    self.settle_volume(&seen, decision).await?;
-                }
-            }
-            Subject::Node(name) => {
-                let seen = self.observed.node(&name);
-                let decision = decide::node(&seen);
-                self.settle_node(&seen, decision).await?;
-            }
+    async fn reconcile_volume(self, unique: String) -> Result<Outcome, WriteError> {
+        self.repeat_intents(&unique).await?;
+        let now = self.context.clock.now();
+        let Some(seen) = self.observed.volume(&unique, now) else { return Ok(Outcome::Done) };
+        let mut times = Vec::new();
+        for decision in decide::volume(&seen) {
+            times.extend(self.settle_volume(&seen, decision).await?);
         }
-        Ok(Outcome::Done)
+        Ok(times.into_iter().min().map_or(Outcome::Done, Outcome::Again))
+    }
+
+    async fn reconcile_node(self, name: String) -> Result<Outcome, WriteError> {
+        self.resolve_doubts(&name).await?;
+        let begun = Instant::now();
+        let seen = self.observed.node(&name, self.context.clock.now());
+        let decision = decide::node(&seen, self.policy.force_after);
+        let (cost, again) = (begun.elapsed(), decision.again);
+        self.settle_node(&seen, decision).await?;
+        tokio::time::sleep(cost * PAUSE).await;
+        Ok(again.map_or(Outcome::Done, Outcome::Again))
     }
 }

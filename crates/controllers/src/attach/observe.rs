@@ -2,17 +2,19 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use cleat_api::claim::{claim_ref, claim_ref_key, is_bound_pair, volume_name};
 use cleat_api::key::{Key, Meta as _};
 use cleat_api::keys::{annotation, taint};
-use cleat_api::{access, names, pod};
+use cleat_api::{access, condition, migrate, names, pod};
 use cleat_runtime::{Cache, Caches, Change, Index};
-use k8s_openapi::api::core::v1::{CSIPersistentVolumeSource, Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
+use k8s_openapi::jiff::Timestamp;
 use parking_lot::Mutex;
 
-use super::decide::{Attached, NodeSeen, NodeVolume, State, Usage, VolumeSeen, Wanted};
+use super::decide::{Attached, Need, NodeSeen, NodeVolume, Source, State, Usage, VolumeSeen, Wanted};
 
 #[derive(Clone)]
 pub(super) struct Observed {
@@ -24,7 +26,9 @@ pub(super) struct Observed {
     pub(super) drivers: Cache<CSIDriver>,
     pods_by_claim: Index<Pod>,
     pods_by_node: Index<Pod>,
+    pods_by_inline: Index<Pod>,
     attachments_by_volume: Index<VolumeAttachment>,
+    attachments_by_inline: Index<VolumeAttachment>,
     attachments_by_node: Index<VolumeAttachment>,
     volumes_by_driver: Index<PersistentVolume>,
     volumes_by_unique: Index<PersistentVolume>,
@@ -33,6 +37,12 @@ pub(super) struct Observed {
     /// Attachments that were there when this controller began, or that it asked for. Others are somebody else's: they hold
     /// their place, but are not taken away.
     ours: Arc<Mutex<HashSet<String>>>,
+    /// Since when nobody has wanted an attachment. A restart forgets it, and waits longer than it must.
+    unwanted: Arc<Mutex<HashMap<String, Timestamp>>>,
+    /// Attachments that were asked for without an answer, by volume: they may exist.
+    intents: Arc<Mutex<HashMap<String, Vec<VolumeAttachment>>>>,
+    /// Attachments whose deletion was asked for without an answer: they may be leaving.
+    doubted: Arc<Mutex<HashSet<String>>>,
 }
 
 impl Observed {
@@ -41,16 +51,21 @@ impl Observed {
         Self {
             pods_by_claim: pods.index(|p| pod::claim_volumes(p).into_iter().map(|v| v.claim.to_string()).collect()),
             pods_by_node: pods.index(|p| pod::node_name(p).map(ToOwned::to_owned).into_iter().collect()),
+            pods_by_inline: pods.index(|p| inline_volumes(p).into_iter().map(|(unique, _)| unique).collect()),
+            attachments_by_inline: attachments.index(|a| inline_unique(a).into_iter().collect()),
             attachments_by_volume: attachments
                 .index(|a| a.spec.source.persistent_volume_name.clone().into_iter().collect()),
             attachments_by_node: attachments.index(|a| vec![a.spec.node_name.clone()]),
-            volumes_by_driver: volumes.index(|v| csi(v).map(|c| c.driver.clone()).into_iter().collect()),
+            volumes_by_driver: volumes.index(|v| driver(v).into_iter().collect()),
             volumes_by_unique: volumes.index(|v| unique(v).into_iter().collect()),
             nodes: caches.nodes(),
             claims: caches.claims(),
             drivers: caches.drivers(),
             last_words: Arc::default(),
             ours: Arc::default(),
+            unwanted: Arc::default(),
+            doubted: Arc::default(),
+            intents: Arc::default(),
             pods,
             attachments,
             volumes,
@@ -73,14 +88,62 @@ impl Observed {
         self.ours.lock().extend(self.attachments.all().iter().filter_map(|a| a.metadata.name.clone()));
     }
 
-    pub(super) fn asked_for(&self, attachment: &str) {
-        self.ours.lock().insert(attachment.to_owned());
+    /// From here on the attachment may exist, and is ours.
+    pub(super) fn intend(&self, unique: &str, attachment: &VolumeAttachment) {
+        self.ours.lock().extend(attachment.metadata.name.clone());
+        let mut intents = self.intents.lock();
+        let wished = intents.entry(unique.to_owned()).or_default();
+        if !wished.iter().any(|other| other.metadata.name == attachment.metadata.name) {
+            wished.push(attachment.clone());
+        }
+    }
+
+    pub(super) fn settle_intent(&self, unique: &str, attachment: &VolumeAttachment) {
+        let mut intents = self.intents.lock();
+        if let Some(wished) = intents.get_mut(unique) {
+            wished.retain(|other| other.metadata.name != attachment.metadata.name);
+            if wished.is_empty() {
+                intents.remove(unique);
+            }
+        }
+    }
+
+    pub(super) fn intended(&self, unique: &str) -> Vec<VolumeAttachment> {
+        self.intents.lock().get(unique).cloned().unwrap_or_default()
     }
 
     pub(super) fn note_attachment(&self, change: &Change<VolumeAttachment>) {
         if let Change::Deleted(gone) = change {
-            self.ours.lock().remove(gone.metadata.name.as_deref().unwrap_or_default());
+            let name = gone.metadata.name.as_deref().unwrap_or_default();
+            self.ours.lock().remove(name);
+            self.unwanted.lock().remove(name);
+            self.doubted.lock().remove(name);
         }
+    }
+
+    pub(super) fn doubt(&self, attachment: &str) {
+        self.doubted.lock().insert(attachment.to_owned());
+    }
+
+    /// What the server says now ends the doubt. An attachment that is gone stays doubted until the cache knows it too.
+    pub(super) fn resolve(&self, live: VolumeAttachment) {
+        self.doubted.lock().remove(live.metadata.name.as_deref().unwrap_or_default());
+        self.attachments.observe_write(live);
+    }
+
+    pub(super) fn doubted_on(&self, node: &str) -> Vec<Key> {
+        if self.doubted.lock().is_empty() {
+            return Vec::new();
+        }
+        let attachments = self.attachments_by_node.get(node);
+        let doubted = self.doubted.lock();
+        let names = attachments.iter().filter_map(|a| a.metadata.name.as_ref());
+        names.filter(|name| doubted.contains(*name)).map(Key::cluster).collect()
+    }
+
+    fn state(&self, attachment: &VolumeAttachment) -> State {
+        let name = attachment.metadata.name.as_deref().unwrap_or_default();
+        if self.doubted.lock().contains(name) { State::Leaving } else { state(attachment) }
     }
 
     pub(super) fn note(&self, change: &Change<Node>) {
@@ -102,14 +165,26 @@ impl Observed {
         self.volumes.named(volume).as_deref().and_then(unique)
     }
 
-    /// Volumes that a change of this node may concern: those attached to it and those its pods want.
+    /// The volume of an attachment. One whose PersistentVolume is gone says nothing any more.
+    pub(super) fn unique_of_attachment(&self, attachment: &VolumeAttachment) -> Option<String> {
+        match attachment.spec.source.persistent_volume_name.as_deref() {
+            Some(volume) => self.unique_of_volume(volume),
+            None => inline_unique(attachment),
+        }
+    }
+
+    /// The volumes of a pod that a driver may have to attach.
+    pub(super) fn uniques_of_pod(&self, pod: &Pod) -> Vec<String> {
+        let claims = pod::claim_volumes(pod).into_iter().filter_map(|v| self.unique_of_claim(&v.claim));
+        claims.chain(inline_volumes(pod).into_iter().map(|(unique, _)| unique)).collect()
+    }
+
+    /// Volumes that need another look when the node comes, goes, or changes who attaches for it.
     pub(super) fn volumes_near(&self, node: &str) -> BTreeSet<String> {
         let attached = self.attachments_by_node.get(node);
-        let attached = attached.iter().filter_map(|a| a.spec.source.persistent_volume_name.as_deref());
-        let attached = attached.filter_map(|volume| self.unique_of_volume(volume));
+        let attached = attached.iter().filter_map(|a| self.unique_of_attachment(a));
         let pods = self.pods_by_node.get(node);
-        let wanted = pods.iter().flat_map(|p| pod::claim_volumes(p)).filter_map(|v| self.unique_of_claim(&v.claim));
-        attached.chain(wanted).collect()
+        attached.chain(pods.iter().flat_map(|p| self.uniques_of_pod(p))).collect()
     }
 
     pub(super) fn volumes_of_driver(&self, driver: &str) -> BTreeSet<String> {
@@ -129,55 +204,76 @@ impl Observed {
     fn attachments_of(&self, unique: &str) -> Vec<Arc<VolumeAttachment>> {
         let volumes = self.volumes_by_unique.get(unique);
         let names = volumes.iter().filter_map(|v| v.metadata.name.as_deref());
-        names.flat_map(|name| self.attachments_by_volume.get(name)).collect()
+        let named = names.flat_map(|name| self.attachments_by_volume.get(name));
+        named.chain(self.attachments_by_inline.get(unique)).collect()
     }
 
-    /// `None` for a volume that is not there or not a CSI volume.
-    pub(super) fn volume(&self, unique: &str) -> Option<VolumeSeen> {
+    /// `None` for a volume whose name is no CSI volume's.
+    pub(super) fn volume(&self, unique: &str, now: Timestamp) -> Option<VolumeSeen> {
         let volumes = self.volumes_by_unique.get(unique);
+        let inline = self.inline(unique);
         let (driver, _) = names::split_unique_volume(unique)?;
-        let shared = |v: &Arc<PersistentVolume>| {
-            access::allows_many_nodes(&v.spec.as_ref().and_then(|s| s.access_modes.clone()).unwrap_or_default())
+        let shared = |v: &PersistentVolume| {
+            // The modes as the driver is told them.
+            let modes = migrate::volume(v).ok().and_then(|v| v.spec.as_ref()?.access_modes.clone());
+            access::allows_many_nodes(&modes.unwrap_or_default())
         };
         let mut attachments = self.attachments_of(unique);
         attachments.sort_by_key(|a| (a.metadata.creation_timestamp.clone(), a.metadata.name.clone()));
         let attached = attachments.iter().map(|a| Attached {
             node: a.spec.node_name.clone(),
-            state: state(a),
+            state: self.state(a),
             error: a.status.as_ref().and_then(|s| s.attach_error.as_ref()?.message.clone()),
+            age: a.metadata.creation_timestamp.as_ref().map_or_else(Duration::default, |made| elapsed(made.0, now)),
         });
         Some(VolumeSeen {
             unique: unique.to_owned(),
-            many_nodes: volumes.iter().all(shared),
+            many_nodes: volumes.iter().all(|v| shared(v)) && inline.iter().all(|(_, v)| shared(v)),
             attachable: self.is_attachable(driver),
-            wanted: volumes.iter().flat_map(|v| self.wanted(v)).collect(),
+            wanted: self.wanted(unique),
             attached: attached.collect(),
         })
     }
 
     /// The pods that need the volume, on nodes that leave attaching to this controller.
-    fn wanted(&self, volume: &PersistentVolume) -> Vec<Wanted> {
+    fn wanted(&self, unique: &str) -> Vec<Wanted> {
+        let claimed = self.volumes_by_unique.get(unique).into_iter().flat_map(|v| self.wanted_by_claim(&v));
+        let inline = self.inline(unique).into_iter().filter(|(pod, _)| !pod::is_terminated(pod));
+        let inline = inline.filter_map(|(pod, volume)| self.want(&pod, Source::Inline(Box::new(volume.spec?))));
+        claimed.chain(inline).collect()
+    }
+
+    fn want(&self, pod: &Pod, source: Source) -> Option<Wanted> {
+        let node = pod::node_name(pod).filter(|n| self.is_managed(n))?;
+        Some(Wanted {
+            since: pod.metadata.creation_timestamp.as_ref().map(|t| t.0),
+            pod: pod.metadata.name.clone().unwrap_or_default(),
+            node: node.to_owned(),
+            source,
+        })
+    }
+
+    /// The pods that describe this volume themselves.
+    fn inline(&self, unique: &str) -> Vec<(Arc<Pod>, PersistentVolume)> {
+        let pods = self.pods_by_inline.get(unique).into_iter();
+        let described = |pod: Arc<Pod>| {
+            let volume = inline_volumes(&pod).into_iter().find(|(found, _)| found == unique)?.1;
+            Some((pod, volume))
+        };
+        pods.filter_map(described).collect()
+    }
+
+    fn wanted_by_claim(&self, volume: &PersistentVolume) -> Vec<Wanted> {
         let Some(claim) = claim_ref(volume).map(claim_ref_key) else { return Vec::new() };
         let Some(bound) = self.claims.get(&claim).filter(|c| is_bound_pair(volume, c)) else { return Vec::new() };
         let pods = self.pods_by_claim.get(&claim.to_string());
         let needs = |pod: &&Arc<Pod>| !pod::is_terminated(pod) && may_use(pod, &claim, &bound);
-        pods.iter()
-            .filter(needs)
-            .filter_map(|pod| {
-                let node = pod::node_name(pod).filter(|n| self.is_managed(n))?;
-                Some(Wanted {
-                    since: pod.metadata.creation_timestamp.as_ref().map(|t| t.0),
-                    pod: pod.metadata.name.clone().unwrap_or_default(),
-                    node: node.to_owned(),
-                    volume: volume.metadata.name.clone().unwrap_or_default(),
-                })
-            })
-            .collect()
+        let source = || Source::Volume(volume.metadata.name.clone().unwrap_or_default());
+        pods.iter().filter(needs).filter_map(|pod| self.want(pod, source())).collect()
     }
 
     fn is_managed(&self, node: &str) -> bool {
-        let managed = |n: &Arc<Node>| n.metadata.annotation(annotation::CONTROLLER_MANAGED_ATTACH).is_some();
-        self.nodes.named(node).as_ref().is_some_and(managed)
+        self.nodes.named(node).is_some_and(|n| is_managed(&n))
     }
 
     /// A driver nobody described is taken to need attaching.
@@ -185,31 +281,29 @@ impl Observed {
         self.drivers.named(driver).is_none_or(|d| d.spec.attach_required.unwrap_or(true))
     }
 
-    pub(super) fn node(&self, name: &str) -> NodeSeen {
+    pub(super) fn node(&self, name: &str, now: Timestamp) -> NodeSeen {
         let node = self.nodes.named(name);
         let in_use = node.as_deref().map(in_use).or_else(|| self.last_words.lock().get(name).cloned());
+        let in_use: Option<HashSet<String>> = in_use.map(|names| names.into_iter().collect());
         let mut attachments = self.attachments_by_node.get(name);
         attachments.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
         let volumes = attachments.into_iter().filter_map(|attachment| {
-            let volume = attachment.spec.source.persistent_volume_name.clone()?;
-            let unique = self.unique_of_volume(&volume)?;
+            let unique = self.unique_of_attachment(&attachment)?;
             let (driver, _) = names::split_unique_volume(&unique)?;
             let name_of_it = attachment.metadata.name.clone()?;
-            let mut wanted = self.volumes_by_unique.get(&unique).into_iter().flat_map(|v| self.wanted(&v));
-            let wanted = self.is_attachable(driver) && wanted.any(|w| w.node == name);
+            let wanted = self.is_attachable(driver) && self.wanted(&unique).iter().any(|w| w.node == name);
             if !wanted && !self.ours.lock().contains(&name_of_it) {
                 return None;
             }
             Some(NodeVolume {
-                attachment: name_of_it,
-                state: state(&attachment),
-                wanted,
+                state: self.state(&attachment),
+                wanted: self.need(&name_of_it, wanted, now),
                 usage: match &in_use {
                     None => Usage::Unknown,
                     Some(in_use) if in_use.contains(&unique) => Usage::InUse,
                     Some(_) => Usage::NotInUse,
                 },
-                volume,
+                attachment: name_of_it,
                 unique,
             })
         });
@@ -217,27 +311,40 @@ impl Observed {
             name: name.to_owned(),
             volumes: volumes.collect(),
             reported: node.as_deref().map(reported),
+            managed: node.as_deref().is_none_or(is_managed),
+            ready: node.as_deref().is_some_and(condition::node_is_ready),
             out_of_service: node.as_deref().is_some_and(is_out_of_service),
         }
     }
 
-    /// The pods that wait for the volume on `node`; for events.
-    pub(super) fn waiting(&self, unique: &str, node: &str) -> Vec<Arc<Pod>> {
-        let pods = self.pods_by_node.get(node);
-        let waits = |pod: &Arc<Pod>| {
-            let mut claims = pod::claim_volumes(pod).into_iter();
-            claims.any(|v| self.unique_of_claim(&v.claim).as_deref() == Some(unique)) && !pod::is_terminated(pod)
-        };
-        pods.into_iter().filter(waits).collect()
+    fn need(&self, attachment: &str, wanted: bool, now: Timestamp) -> Need {
+        let mut unwanted = self.unwanted.lock();
+        if wanted {
+            unwanted.remove(attachment);
+            return Need::Wanted;
+        }
+        Need::Unwanted(elapsed(*unwanted.entry(attachment.to_owned()).or_insert(now), now))
     }
 
-    /// A PersistentVolume of this volume; for messages.
-    pub(super) fn shown(&self, unique: &str) -> String {
-        let mut names: Vec<_> =
-            self.volumes_by_unique.get(unique).iter().filter_map(|v| v.metadata.name.clone()).collect();
-        names.sort();
-        names.into_iter().next().unwrap_or_else(|| unique.to_owned())
+    /// The pods that wait for the volume on `node`; for events.
+    pub(super) fn waiting(&self, unique: &str, node: &str) -> Vec<Arc<Pod>> {
+        let claims = self.volumes_by_unique.get(unique).into_iter();
+        let claims = claims.filter_map(|v| claim_ref(&v).map(|reference| claim_ref_key(reference).to_string()));
+        let pods = claims.flat_map(|claim| self.pods_by_claim.get(&claim)).chain(self.pods_by_inline.get(unique));
+        pods.filter(|pod| pod::node_name(pod) == Some(node) && !pod::is_terminated(pod)).collect()
     }
+
+    /// The name of this volume that people know.
+    pub(super) fn shown(&self, unique: &str) -> String {
+        let volumes = self.volumes_by_unique.get(unique);
+        let inline = self.inline(unique);
+        let volumes = volumes.iter().map(AsRef::as_ref).chain(inline.iter().map(|(_, volume)| volume));
+        volumes.filter_map(|v| v.metadata.name.clone()).min().unwrap_or_else(|| unique.to_owned())
+    }
+}
+
+fn elapsed(since: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(now.duration_since(since)).unwrap_or_default()
 }
 
 /// A claim made for one pod serves that pod only.
@@ -246,12 +353,35 @@ fn may_use(pod: &Pod, claim: &Key, bound: &PersistentVolumeClaim) -> bool {
     pod::claim_volumes(pod).iter().filter(|v| v.claim == *claim).all(|v| !v.ephemeral || owned())
 }
 
-fn csi(volume: &PersistentVolume) -> Option<&CSIPersistentVolumeSource> {
-    volume.spec.as_ref()?.csi.as_ref()
+/// A volume that cannot be understood is nobody's.
+fn csi_name<T>(volume: &PersistentVolume, name: impl FnOnce(&str, &str) -> T) -> Option<T> {
+    let csi = migrate::csi(volume).ok().flatten()?;
+    Some(name(&csi.driver, &csi.volume_handle))
 }
 
 fn unique(volume: &PersistentVolume) -> Option<String> {
-    csi(volume).map(|c| names::unique_volume(&c.driver, &c.volume_handle))
+    csi_name(volume, names::unique_volume)
+}
+
+fn driver(volume: &PersistentVolume) -> Option<String> {
+    csi_name(volume, |driver, _| driver.to_owned())
+}
+
+fn inline_unique(attachment: &VolumeAttachment) -> Option<String> {
+    let csi = attachment.spec.source.inline_volume_spec.as_ref()?.csi.as_ref()?;
+    Some(names::unique_volume(&csi.driver, &csi.volume_handle))
+}
+
+/// What the pod describes itself and a CSI driver attaches: the disks of plugins that moved.
+fn inline_volumes(pod: &Pod) -> Vec<(String, PersistentVolume)> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
+    let translated = volumes.filter_map(|v| migrate::inline(v, namespace).ok().flatten());
+    translated.filter_map(|v| Some((unique(&v)?, v))).collect()
+}
+
+pub(super) fn is_managed(node: &Node) -> bool {
+    node.metadata.annotation(annotation::CONTROLLER_MANAGED_ATTACH).is_some()
 }
 
 fn state(attachment: &VolumeAttachment) -> State {
@@ -266,7 +396,7 @@ pub(super) fn in_use(node: &Node) -> Vec<String> {
     node.status.as_ref().and_then(|s| s.volumes_in_use.clone()).unwrap_or_default()
 }
 
-fn reported(node: &Node) -> Vec<String> {
+pub(super) fn reported(node: &Node) -> Vec<String> {
     let attached = node.status.iter().flat_map(|s| s.volumes_attached.iter().flatten());
     attached.map(|v| v.name.clone()).collect()
 }

@@ -127,7 +127,6 @@ impl Binder {
             volume = self.write_volume(Part::Whole, &edit::reserved(volume, claim, reserve)).await?;
             cleat_crash::point("bind:volume-reserved");
         }
-        // Two objects, and neither needs the other's new state: together they cost one write to disk.
         let mark = async {
             if !binding.mark_volume {
                 return Ok(volume.clone());
@@ -143,8 +142,13 @@ impl Binder {
             cleat_crash::point("bind:claim-pointed");
             pointed
         };
-        let (marked, pointed) = tokio::join!(mark, point);
-        let (volume, claim) = (marked?, pointed?);
+        // Two objects, and neither needs the other's new state: together they cost one write to disk.
+        let (volume, claim) = if binding.together {
+            let (marked, pointed) = tokio::join!(mark, point);
+            (marked?, pointed?)
+        } else {
+            (mark.await?, point.await?)
+        };
         if binding.mark_claim {
             self.write_claim(Part::Status, &edit::bound(claim.clone(), &volume)).await?;
             info!(claim = %claim.name_any(), volume = %volume.name_any(), "bound");

@@ -6,7 +6,7 @@ use cleat_api::claim::{
     self, claim_class, claim_phase, is_reserved_for, volume_name, volume_phase, waits_for_consumer,
 };
 use cleat_api::key::Meta as _;
-use cleat_api::keys::annotation;
+use cleat_api::keys::{annotation, finalizer};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 
@@ -81,6 +81,8 @@ pub struct Binding {
     pub mark_volume: bool,
     pub point_claim: Option<Point>,
     pub mark_claim: bool,
+    /// The volume cannot vanish meanwhile, so the claim may be pointed at it before its phase protects it.
+    pub together: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,6 +188,7 @@ fn bind(seen: &ClaimSeen, volume: &Arc<PersistentVolume>) -> ClaimDecision {
         mark_volume: volume_phase(volume) != "Bound",
         point_claim,
         mark_claim: claim_phase(claim) != "Bound" || !modes_told(claim, volume),
+        together: volume.metadata.has_finalizer(finalizer::PROVISIONER),
     };
     if binding.reserve.is_none() && !binding.mark_volume && binding.point_claim.is_none() && !binding.mark_claim {
         return ClaimDecision::Settled;

@@ -55,8 +55,9 @@ pub fn pointed(mut claim: PersistentVolumeClaim, volume: &str, point: Point) -> 
         claim.annotations_mut().insert(annotation::BOUND_BY_CONTROLLER.to_owned(), yes.clone());
     }
     claim.annotations_mut().insert(annotation::BIND_COMPLETED.to_owned(), yes);
-    // A volume is recorded: nothing is in the making any more.
-    if claim.metadata.has_finalizer(finalizer::PROVISIONING) {
+    // The volume made for it is recorded: nothing is in the making any more. With another volume, it may be.
+    let made_for_it = !claim.metadata.uid().is_empty() && volume.ends_with(claim.metadata.uid());
+    if made_for_it && claim.metadata.has_finalizer(finalizer::PROVISIONING) {
         claim.metadata.finalizers = Some(claim.metadata.finalizers_without(finalizer::PROVISIONING));
     }
     claim
@@ -133,6 +134,16 @@ mod tests {
         assert_eq!(size(&bound(lost(claim.clone()), &volume)), "9Gi", "bound again");
         build::annotate(&mut volume.metadata, annotation::PRE_RESIZE_CAPACITY, "2Gi");
         assert_eq!(size(&bound(pending(claim), &volume)), "2Gi", "the file system is not resized yet");
+    }
+
+    #[test]
+    fn only_the_volume_made_for_a_claim_ends_the_making_of_it() {
+        let claim = asked(build::claim("ns", "c", None, "1Gi"), build::DRIVER, true);
+        let held = |volume: &str| {
+            pointed(claim.clone(), volume, Point::AsController).metadata.has_finalizer(finalizer::PROVISIONING)
+        };
+        assert!(!held("pvc-uid-c"));
+        assert!(held("another"));
     }
 
     #[test]

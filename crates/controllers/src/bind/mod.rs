@@ -2,12 +2,12 @@
 //!
 //! Guarantees: a volume is never bound to two claims, and a claim never to two volumes. Both sides are written with
 //! the revision they were read at; who loses a race sees a conflict, looks again and decides anew. A volume is released
-//! only after a live look has shown that its claim is gone.
+//! only after a live look has shown that its claim is gone, and a claim is lost only after one at its volume.
 //!
 //! Assumes: the provisioner creates volumes already reserved for their claim, and deletes released ones.
 //!
-//! Crash points: a bind is up to four writes: the volume, then its status and the claim together, then the claim's
-//! status. Wherever it stops, the next look at the claim finds the volume reserved for it and goes on. `bind:volume-reserved`,
+//! Crash points: a bind is up to four writes: the volume, its status, the claim, its status; the middle two at the same
+//! time where the volume is held by its provisioner. Wherever it stops, the next look at the claim finds the volume reserved for it and goes on. `bind:volume-reserved`,
 //! `bind:volume-bound` and `bind:claim-pointed` stand between the writes, `bind:provisioner-named` after the request
 //! for provisioning.
 
@@ -19,15 +19,17 @@ mod observe;
 mod shelf;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use cleat_api::key::Key;
 use cleat_api::{claim, condition};
-use cleat_runtime::write::WriteError;
+use cleat_runtime::write::{self, WriteError};
 use cleat_runtime::{Backoff, Change, Outcome, Queue, Recorder, work};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use tokio_util::sync::CancellationToken;
 
 use crate::Context;
+use decide::{ClaimDecision, ClaimSeen};
 
 const AT_ONCE: usize = 64;
 
@@ -76,15 +78,18 @@ fn wake(observed: &observe::Observed, queue: &Queue<Subject>) {
     observed.claims.subscribe(move |change: &Change<PersistentVolumeClaim>| {
         let claim = change.object();
         let key = Key::of(&claim.metadata);
-        match change {
-            Change::Applied { .. } => q.add(Subject::Claim(key)),
-            // A claim can go before it points at the volume that was made for it.
-            Change::Deleted(_) => volumes.reserved_for(&key).into_iter().for_each(|volume| {
+        let pointed_at = claim::volume_name(claim);
+        // A claim can go before it points at the volume that was made for it, or come to point at another.
+        if pointed_at.is_some() || matches!(change, Change::Deleted(_)) {
+            for volume in volumes.reserved_for(&key) {
                 q.add(Subject::Volume(volume.metadata.name.clone().unwrap_or_default()));
-            }),
+            }
         }
-        if let Some(volume) = claim::volume_name(claim) {
+        if let Some(volume) = pointed_at {
             q.add(Subject::Volume(volume.to_owned()));
+        }
+        if matches!(change, Change::Applied { .. }) {
+            q.add(Subject::Claim(key));
         }
     });
     let (q, claims) = (queue.clone(), observed.clone());
@@ -123,7 +128,12 @@ impl Binder {
         match subject {
             Subject::Claim(key) => {
                 let Some((seen, _taken)) = self.observed.claim(&key, &self.queue) else { return Ok(Outcome::Done) };
-                let decision = decide::claim(&seen);
+                let mut decision = decide::claim(&seen);
+                // The cache of volumes may be behind that of claims.
+                if let (ClaimDecision::Lose(_), Some(name)) = (&decision, claim::volume_name(&seen.claim)) {
+                    let named = write::live(&self.context.client, &Key::cluster(name)).await?.map(Arc::new);
+                    decision = decide::claim(&ClaimSeen { named, ..seen.clone() });
+                }
                 self.settle_claim(&seen.claim, decision).await?;
             }
             Subject::Class(class) => {

@@ -182,6 +182,7 @@ impl Pool {
                 (true, true, Some(origin)) => Ok((id.clone(), volume.fill_or_remove(existing, origin)?)),
                 (true, _, _) => {
                     volume.ensure_image(&existing)?;
+                    self.volumes.found(&id)?.sync()?;
                     Ok((id.clone(), existing))
                 }
             };
@@ -201,11 +202,18 @@ impl Pool {
             filling: origin.is_some(),
             ..Record::default()
         };
-        self.volumes.write_first(&id, &record)?;
+        let recorded = self.volumes.write_first(&id, &record)?;
         point("driver:recorded");
         match origin {
-            Some(origin) => record = volume.fill_or_remove(record, origin)?,
-            None => volume.make_image(&record)?,
+            Some(origin) => {
+                recorded.sync()?;
+                record = volume.fill_or_remove(record, origin)?;
+            }
+            None => {
+                // The file system keeps the order of the two: one wait for the disk serves both.
+                volume.make_image(&record)?;
+                recorded.sync()?;
+            }
         }
         point("driver:image-created");
         Ok((id.clone(), record))

@@ -130,6 +130,12 @@ pub enum RunError {
     Serve(#[from] ServeError),
 }
 
+/// Makes a node known to a pool without serving it: for nodes that nobody mounts anything on.
+pub fn announce(pool: &std::path::Path, node_id: &str, max_volumes: i64) -> Result<(), RunError> {
+    let pools = pools::Pools::open(pool)?;
+    pools.nodes.announce(node_id, max_volumes).map_err(|failure| RunError::Announce(failure.to_string()))
+}
+
 /// Serves until `stop`; calls in progress are allowed to finish.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), RunError> {
     let Config { endpoint, pool, node_id, controller, node, node_local, max_volumes } = config;

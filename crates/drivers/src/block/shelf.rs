@@ -20,6 +20,25 @@ pub(crate) struct Shelf {
     sync_names: SyncNames,
 }
 
+/// A record that every process sees, and a power failure may take away.
+#[must_use]
+pub(crate) struct Unsynced<'a> {
+    shelf: &'a Shelf,
+    path: PathBuf,
+    file: File,
+}
+
+impl Unsynced<'_> {
+    /// Durable when it returns, and with it all that was made in the directory before.
+    pub(crate) fn sync(self) -> Result<(), Failure> {
+        self.file.sync_all().map_err(failed("sync the record", &self.path))?;
+        match self.shelf.sync_names {
+            SyncNames::WithFile => Ok(()),
+            SyncNames::WithDirectory => self.shelf.sync(),
+        }
+    }
+}
+
 /// What it takes to make the name of a new file durable.
 #[derive(Clone, Copy, PartialEq)]
 enum SyncNames {
@@ -89,15 +108,20 @@ impl Shelf {
 
     /// The first record of an id goes without a temporary file: file and name then become durable in one commit of the
     /// file system's journal, which calls in parallel share. Cut short by a power failure it is an empty file, which
-    /// `read` takes for none: nobody was told of it.
-    pub(crate) fn write_first<T: Serialize>(&self, id: &str, record: &T) -> Result<(), Failure> {
+    /// `read` takes for none: nobody was told of it before [`Unsynced::sync`].
+    pub(crate) fn write_first<T: Serialize>(&self, id: &str, record: &T) -> Result<Unsynced<'_>, Failure> {
         let path = self.record(id);
-        write_file(OpenOptions::new().create(true).truncate(true), &path, &self.encode(id, record)?)
+        let bytes = self.encode(id, record)?;
+        let file = open_and_write(OpenOptions::new().create(true).truncate(true), &path, &bytes)
             .map_err(failed("write the record", &path))?;
-        match self.sync_names {
-            SyncNames::WithFile => Ok(()),
-            SyncNames::WithDirectory => self.sync(),
-        }
+        Ok(Unsynced { shelf: self, path, file })
+    }
+
+    /// For a record that was found: whoever wrote it may have died before it was durable.
+    pub(crate) fn found(&self, id: &str) -> Result<Unsynced<'_>, Failure> {
+        let path = self.record(id);
+        let file = File::open(&path).map_err(failed("open the record", &path))?;
+        Ok(Unsynced { shelf: self, path, file })
     }
 
     fn encode<T: Serialize>(&self, id: &str, record: &T) -> Result<Vec<u8>, Failure> {
@@ -180,9 +204,13 @@ pub(crate) fn failed(step: &'static str, path: &Path) -> impl FnOnce(io::Error) 
 }
 
 pub(crate) fn write_file(options: &mut OpenOptions, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    open_and_write(options, path, bytes)?.sync_all()
+}
+
+fn open_and_write(options: &mut OpenOptions, path: &Path, bytes: &[u8]) -> io::Result<File> {
     let mut file = options.write(true).mode(0o600).open(path)?;
     file.write_all(bytes)?;
-    file.sync_all()
+    Ok(file)
 }
 
 /// Whether there was one.

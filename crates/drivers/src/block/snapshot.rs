@@ -110,7 +110,7 @@ impl Job {
         let share = pool.clones && !parameters::is_thick(&record.parameters);
         let plan = cut::plan(pool, volume, &record, share)?;
         let mut snapshot = draft(&self.name, &self.source, &record, None);
-        pool.snapshots.write_first(id, &snapshot)?;
+        pool.snapshots.write_first(id, &snapshot)?.sync()?;
         point("driver:snapshot-recorded");
         match self.cut(&mut snapshot, &plan, tell) {
             Ok(()) => Ok(snapshot),

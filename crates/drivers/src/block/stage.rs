@@ -158,7 +158,8 @@ fn fill(
 ) -> Result<(), Failure> {
     let over = match (record.contents, filesystem::probe(&device.path)?) {
         (Contents::Formatting, _) => Over::OwnInterruptedFormat,
-        (_, Identity::Blank) => Over::Blank,
+        // Only we have the device: it was attached, and is probed, under the volume's lock.
+        (_, Identity::Blank) => Over::FoundBlank,
         (_, Identity::FileSystem { kind, .. }) if kind == format.kind() => {
             if !read_only && unused {
                 filesystem::fsck(&device.path, kind)?;

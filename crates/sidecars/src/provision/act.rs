@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cleat_api::claim::claim_class;
+use cleat_api::claim::{claim_class, volume_name};
 use cleat_api::key::{Key, Meta as _};
 use cleat_api::keys::{annotation, finalizer};
 use cleat_csi::CallError;
@@ -134,9 +134,9 @@ impl Provisioner {
         info!(claim = %Key::of(&claim.metadata), volume = plan.request.name, "volume provisioned");
         let message = format!("Successfully provisioned volume {}", plan.request.name);
         self.recorder.normal(claim.as_ref(), "ProvisioningSucceeded", message);
-        // One that goes meanwhile is nobody's to bind: the volume is released as soon as it is gone.
+        // One that goes meanwhile, or has another volume, is not let go by being bound to this one.
         match self.current(claim) {
-            Some(now) if now.metadata.is_deleting() => self.let_go(&now).await?,
+            Some(now) if now.metadata.is_deleting() || volume_name(&now).is_some() => self.let_go(&now).await?,
             Some(_) | None => {}
         }
         Ok(Outcome::Done)

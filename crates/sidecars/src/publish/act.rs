@@ -40,32 +40,42 @@ impl Publisher {
     }
 
     async fn publish(&self, attachment: &VolumeAttachment, mut publish: Publish) -> Result<(), Failure> {
-        let finalizer = names::attacher_finalizer(&self.driver.name);
-        if publish.hold_volume {
-            let finalizers = publish.volume.metadata.finalizers_with(&finalizer);
-            let held = write::set_finalizers(&self.context.client, publish.volume.as_ref(), &finalizers).await?;
-            self.observed.volumes.observe_write(held);
-            cleat_crash::point("publish:volume-held");
-        }
         if let Some(reference) = &publish.secret {
             publish.request.secrets = self.secrets(reference).await?;
         }
-        if publish.hold_attachment {
-            let patch = json!({ "metadata": {
-                "resourceVersion": attachment.metadata.resource_version,
-                "finalizers": attachment.metadata.finalizers_with(&finalizer),
-                "annotations": { annotation::CSI_NODE_ID: publish.request.node_id },
-            }});
-            let held = self.patch(attachment, Part::Whole, &patch).await?;
-            self.observed.attachments.observe_write(held);
-            cleat_crash::point("publish:attachment-held");
-        }
+        // Neither needs the other, and the call needs both.
+        tokio::try_join!(
+            self.hold_volume(publish.hold_volume.as_deref()),
+            self.hold_attachment(attachment, publish.hold_attachment.then_some(&publish.request.node_id)),
+        )?;
         let place = self.publishing.acquire().await;
         let context = self.driver.client.controller_publish_volume(publish.request).await?.publish_context;
         drop(place);
         cleat_crash::point("publish:published");
         self.confirm(attachment, &context).await?;
         info!(attachment = attachment.metadata.name, node = attachment.spec.node_name, "volume published");
+        Ok(())
+    }
+
+    async fn hold_volume(&self, volume: Option<&PersistentVolume>) -> Result<(), WriteError> {
+        let Some(volume) = volume else { return Ok(()) };
+        let finalizers = volume.metadata.finalizers_with(&names::attacher_finalizer(&self.driver.name));
+        let held = write::set_finalizers(&self.context.client, volume, &finalizers).await?;
+        self.observed.volumes.observe_write(held);
+        cleat_crash::point("publish:volume-held");
+        Ok(())
+    }
+
+    async fn hold_attachment(&self, attachment: &VolumeAttachment, node_id: Option<&String>) -> Result<(), WriteError> {
+        let Some(node_id) = node_id else { return Ok(()) };
+        let patch = json!({ "metadata": {
+            "resourceVersion": attachment.metadata.resource_version,
+            "finalizers": attachment.metadata.finalizers_with(&names::attacher_finalizer(&self.driver.name)),
+            "annotations": { annotation::CSI_NODE_ID: node_id },
+        }});
+        let held = self.patch(attachment, Part::Whole, &patch).await?;
+        self.observed.attachments.observe_write(held);
+        cleat_crash::point("publish:attachment-held");
         Ok(())
     }
 
@@ -92,10 +102,12 @@ impl Publisher {
         let freed = write::set_finalizers(&self.context.client, attachment, &finalizers).await;
         freed.map(drop).or_else(WriteError::absent_is_fine)?;
         info!(attachment = attachment.metadata.name, node = attachment.spec.node_name, "volume unpublished");
-        // Others may hold the attachment still; whoever reads it must see that the volume is off.
-        let patch = json!({ "status": { "attached": false, "attachmentMetadata": null, "detachError": null } });
-        let status = self.patch(attachment, Part::Status, &patch).await;
-        status.map(drop).or_else(WriteError::absent_is_fine)?;
+        if !finalizers.is_empty() {
+            // Others hold the attachment still; whoever reads it must see that the volume is off.
+            let patch = json!({ "status": { "attached": false, "attachmentMetadata": null, "detachError": null } });
+            let status = self.patch(attachment, Part::Status, &patch).await;
+            status.map(drop).or_else(WriteError::absent_is_fine)?;
+        }
         Ok(())
     }
 

@@ -7,12 +7,18 @@
 //! - When an attachment leaves, the finalizer goes first and the status after it: the other way round would unpublish
 //!   twice.
 //!
+//! - Where the driver lists what is published where, its list is compared with the attachments now and then; where they
+//!   disagree the call is made again, and nothing is concluded from the list alone.
+//!
 //! Crash points: `publish:volume-held`, `publish:attachment-held`, `publish:published` (before the status says so),
 //! `publish:unpublished` (before the finalizer goes).
 
 mod act;
 pub mod decide;
+#[cfg(test)]
+mod decide_table;
 mod observe;
+mod verify;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,35 +33,65 @@ use crate::{Context, Driver, Failure};
 
 /// Attachments in hand at once; most of them wait for one of the places below.
 const AT_ONCE: usize = 1024;
-/// Driver calls at once, apart for each direction: detaches that hang never delay an attach.
-const CALLS: usize = 100;
+
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Driver calls at once, apart for each direction: detaches that hang never delay an attach.
+    pub calls: usize,
+    /// How long one call may take.
+    pub deadline: Duration,
+    /// How long an attachment waits after a failure.
+    pub retry: Backoff,
+    /// What a volume is formatted with where nothing else says so.
+    pub default_fs_type: String,
+    /// How often the driver's list is compared with the attachments, where it says what is published where.
+    pub verify_every: Duration,
+    /// How many volumes to ask for at a time; 0 leaves it to the driver.
+    pub page: i32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            calls: 100,
+            deadline: Duration::from_secs(15),
+            retry: Backoff::new(Duration::from_secs(1), Duration::from_secs(300)),
+            default_fs_type: String::new(),
+            verify_every: Duration::from_secs(60),
+            page: 0,
+        }
+    }
+}
 
 #[derive(Clone)]
 struct Publisher {
     context: Context,
     driver: Driver,
+    options: Options,
     observed: observe::Observed,
     publishing: Arc<Semaphore>,
     unpublishing: Arc<Semaphore>,
 }
 
 /// Runs until `stop`.
-pub async fn run(context: Context, driver: Driver, stop: CancellationToken) {
-    let retry = Backoff::new(Duration::from_secs(1), Duration::from_secs(300));
-    let (attachments, volumes) = (Queue::new(retry), Queue::new(retry));
+pub async fn run(context: Context, driver: Driver, options: Options, stop: CancellationToken) {
+    let (attachments, volumes) = (Queue::new(options.retry), Queue::new(options.retry));
     let observed = observe::Observed::new(&context.caches);
     tokio::select! {
         () = stop.cancelled() => return,
         () = observed.synced() => {}
     }
     wake(&observed, &attachments, &volumes);
-    let (publishing, unpublishing) = (Arc::new(Semaphore::new(CALLS)), Arc::new(Semaphore::new(CALLS)));
-    let publisher = Publisher { context, driver, observed, publishing, unpublishing };
-    let other = publisher.clone();
+    let driver = Driver { client: driver.client.with_deadline(options.deadline), ..driver };
+    let places = || Arc::new(Semaphore::new(options.calls.max(1)));
+    let (publishing, unpublishing) = (places(), places());
+    let publisher = Publisher { context, driver, options, observed, publishing, unpublishing };
+    let (other, verifier, disputed) = (publisher.clone(), publisher.clone(), attachments.clone());
     // One queue for both directions: an attachment is never published and unpublished at the same time.
     tokio::join!(
         work("publish", attachments, AT_ONCE, stop.clone(), move |name| publisher.clone().reconcile_attachment(name)),
-        work("publish-volume", volumes, AT_ONCE, stop, move |name| other.clone().reconcile_volume(name)),
+        work("publish-volume", volumes, AT_ONCE, stop.clone(), move |name| other.clone().reconcile_volume(name)),
+        verifier.verify(disputed, stop),
     );
 }
 
@@ -105,9 +141,15 @@ fn only_errors_differ(old: &VolumeAttachment, new: &VolumeAttachment) -> bool {
 
 impl Publisher {
     async fn reconcile_attachment(self, name: String) -> Result<Outcome, Failure> {
-        let Some(seen) = self.observed.attachment(&name, &self.driver) else { return Ok(Outcome::Done) };
+        let seen = self.observed.attachment(&name, &self.driver, &self.options);
+        let Some(seen) = seen else {
+            self.observed.settled(&name);
+            return Ok(Outcome::Done);
+        };
         let decision = decide::attachment(&seen);
-        self.settle_attachment(&seen, decision).await
+        let outcome = self.settle_attachment(&seen, decision).await?;
+        self.observed.settled(&name);
+        Ok(outcome)
     }
 
     async fn reconcile_volume(self, name: String) -> Result<Outcome, Failure> {

@@ -132,21 +132,20 @@ pub fn claim(seen: &ClaimSeen, can: &Abilities, choices: &Choices) -> ClaimDecis
     let meta = &seen.claim.metadata;
     let (held, deleting) = (meta.has_finalizer(finalizer::PROVISIONING), meta.is_deleting());
     let pointing = claim::volume_name(&seen.claim).is_some();
+    // Nobody waits for the volume any more; whether there is one has to be known all the same.
+    let over = deleting || pointing;
     if let (false, Some(plan)) = (seen.volume_exists, &seen.pending) {
         return ClaimDecision::Repeat(plan.clone());
     }
-    // A living claim is let go by the write that points it at its volume.
-    if held && (pointing || seen.volume_exists && deleting) {
-        return ClaimDecision::LetGo;
-    }
-    if deleting && !(held && seen.inherited) {
+    // A claim is let go by the write that points it at the volume made for it; any other is let go here.
+    if over && (seen.volume_exists || !(held && seen.inherited)) {
         return if held { ClaimDecision::LetGo } else { ClaimDecision::Nothing };
     }
     match serve(seen, can, choices) {
-        ClaimDecision::Refuse(_) | ClaimDecision::Wait(Wait::ForPopulator | Wait::ForFirstConsumer) if deleting => {
+        ClaimDecision::Refuse(_) | ClaimDecision::Wait(Wait::ForPopulator | Wait::ForFirstConsumer) if over => {
             ClaimDecision::LetGo
         }
-        ClaimDecision::Wait(Wait::ClassMissing) if deleting => ClaimDecision::Wait(Wait::InDoubt),
+        ClaimDecision::Wait(Wait::ClassMissing) if over => ClaimDecision::Wait(Wait::InDoubt),
         decision => decision,
     }
 }
@@ -155,7 +154,7 @@ fn serve(seen: &ClaimSeen, can: &Abilities, choices: &Choices) -> ClaimDecision 
     let meta = &seen.claim.metadata;
     let keys = [annotation::STORAGE_PROVISIONER, annotation::STORAGE_PROVISIONER_BETA];
     let asked = keys.into_iter().find_map(|key| meta.annotation(key));
-    if asked != Some(&can.driver) || claim::volume_name(&seen.claim).is_some() || seen.volume_exists {
+    if asked != Some(&can.driver) || seen.volume_exists {
         return ClaimDecision::Nothing;
     }
     let Some(class) = &seen.class else { return ClaimDecision::Wait(Wait::ClassMissing) };

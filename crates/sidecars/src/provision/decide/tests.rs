@@ -1,4 +1,4 @@
-//! Tables of the claim's and the volume's decisions.
+//! Tables of the claim's decisions and requests.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,6 @@ use serde_json::json;
 
 use super::source::SnapshotSeen;
 use super::topology::NodeSeen;
-use super::volume::{Credentials, VolumeDecision, VolumeSeen, volume};
 use super::*;
 
 fn able() -> Abilities {
@@ -211,7 +210,14 @@ fn a_claim_is_let_go_when_its_volume_is_certain() {
     waiting.volume_binding_mode = Some(claim::WAIT_FOR_FIRST_CONSUMER.to_owned());
     let selecting = held(true, |c| c.spec.as_mut().unwrap().selector = Some(Default::default()));
     for (case, seen, want) in [
-        ("living and bound by somebody who does not know the hold", seen(held(false, point), fast()), "let go"),
+        ("bound by somebody who does not know the hold", recorded(seen(held(false, point), fast())), "let go"),
+        ("bound to another volume, never called", seen(held(false, point), fast()), "let go"),
+        ("bound to another volume, a call in doubt", pending(seen(held(false, point), fast())), "repeat"),
+        (
+            "bound to another volume, an earlier provisioner may have called",
+            inherited(seen(held(false, point), fast())),
+            "provision",
+        ),
         ("living, recorded: the binder's write frees it", recorded(seen(plain(false), fast())), "nothing"),
         ("going, recorded", recorded(seen(plain(true), fast())), "let go"),
         ("going, never called", seen(plain(true), fast()), "let go"),
@@ -523,90 +529,5 @@ fn a_volume_that_is_not_what_was_asked_for_is_given_back() {
         ("empty instead of a copy", &copy, of(5 << 30, false), true),
     ] {
         assert_eq!(record::fault(plan, &volume).is_some(), faulty, "{case}");
-    }
-}
-
-fn released(phase: &str, policy: &str, held: bool) -> PersistentVolume {
-    let mut v = build::volume("v", "fast", "1Gi");
-    v.spec.as_mut().unwrap().persistent_volume_reclaim_policy = Some(policy.to_owned());
-    v.status.as_mut().unwrap().phase = Some(phase.to_owned());
-    v.metadata.finalizers = held.then(|| vec![finalizer::PROVISIONER.to_owned()]);
-    v
-}
-
-fn volume_seen(volume: PersistentVolume, nodes: &[&str], class: Option<StorageClass>) -> VolumeSeen {
-    VolumeSeen {
-        volume: Arc::new(volume),
-        attached_to: nodes.iter().map(ToString::to_string).collect(),
-        class: class.map(Arc::new),
-        driver: DRIVER.to_owned(),
-        deletes_volumes: true,
-    }
-}
-
-#[test]
-fn a_volume_is_deleted_only_when_released_and_detached() {
-    let deleting = |mut v: PersistentVolume| {
-        v.metadata.deletion_timestamp = Some(build::time(1));
-        v
-    };
-    let mut foreign = released("Released", "Delete", true);
-    foreign.spec.as_mut().unwrap().csi.as_mut().unwrap().driver = "other".to_owned();
-    let mut adopted = released("Released", "Delete", true);
-    build::annotate(&mut adopted.metadata, annotation::PROVISIONED_BY, "other");
-    let delete = VolumeDecision::Delete { handle: "handle-v".to_owned(), secret: Credentials::None };
-    let nothing = VolumeDecision::Nothing;
-    for (case, v, nodes, want) in [
-        ("in use", released("Bound", "Delete", true), &[][..], nothing.clone()),
-        ("bound and not held yet", released("Bound", "Delete", false), &[], VolumeDecision::Hold),
-        ("released", released("Released", "Delete", true), &[], delete.clone()),
-        ("released, its record going", deleting(released("Released", "Delete", true)), &[], delete.clone()),
-        ("deleted already, the record goes", deleting(released("Released", "Delete", false)), &[], nothing.clone()),
-        (
-            "still attached",
-            released("Released", "Delete", true),
-            &["n1"],
-            VolumeDecision::WaitForDetach("n1".to_owned()),
-        ),
-        ("failed", released("Failed", "Delete", true), &[], nothing.clone()),
-        ("to be kept", released("Released", "Retain", false), &[], nothing.clone()),
-        ("to be kept after all", released("Released", "Retain", true), &[], VolumeDecision::Release),
-        ("deleted while bound", deleting(released("Bound", "Delete", true)), &[], nothing.clone()),
-        ("another driver's", foreign, &[], nothing.clone()),
-        ("made by another provisioner", adopted, &[], nothing),
-    ] {
-        assert_eq!(volume(&volume_seen(v, nodes, None)), want, "{case}");
-    }
-    let unable = VolumeSeen { deletes_volumes: false, ..volume_seen(released("Released", "Delete", true), &[], None) };
-    assert!(matches!(volume(&unable), VolumeDecision::Refuse(_)));
-}
-
-#[test]
-fn a_deletion_carries_the_secret_of_the_record_or_the_class() {
-    let named = |name: &str, namespace: &str| {
-        let mut v = released("Released", "Delete", true);
-        build::annotate(&mut v.metadata, annotation::DELETION_SECRET_NAME, name);
-        build::annotate(&mut v.metadata, annotation::DELETION_SECRET_NAMESPACE, namespace);
-        v
-    };
-    let mut claimed = released("Released", "Delete", true);
-    claimed.spec.as_mut().unwrap().claim_ref = Some(build::reference(&build::claim("team", "data", None, "1Gi")));
-    let name = ("csi.storage.k8s.io/provisioner-secret-name", "${pvc.name}");
-    let class = || with(&[name, ("csi.storage.k8s.io/provisioner-secret-namespace", "${pvc.namespace}")]);
-    let broken = with(&[name]);
-    for (case, v, class, want) in [
-        ("the record's", named("s", "ns"), class(), Some(Credentials::Recorded(Key::namespaced("ns", "s")))),
-        ("the record says none", named("", ""), class(), Some(Credentials::None)),
-        ("the class's", claimed.clone(), class(), Some(Credentials::OfClass(Key::namespaced("team", "data")))),
-        ("the class is gone", claimed.clone(), None, Some(Credentials::None)),
-        ("nobody's claim", released("Released", "Delete", true), class(), Some(Credentials::None)),
-        ("the class names half a secret", claimed, broken, None),
-    ] {
-        let got = match volume(&volume_seen(v, &[], class)) {
-            VolumeDecision::Delete { secret, .. } => Some(secret),
-            VolumeDecision::Refuse(_) => None,
-            other => panic!("{case}: {other:?}"),
-        };
-        assert_eq!(got, want, "{case}");
     }
 }

@@ -92,3 +92,101 @@ fn credentials(seen: &VolumeSeen) -> Result<Credentials, String> {
     let name = meta.name.as_deref().unwrap_or_default();
     Ok(secrets::deletion(parameters, name, &claim)?.map_or(Credentials::None, Credentials::OfClass))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cleat_api::build::{self, DRIVER};
+
+    fn with(parameters: &[(&str, &str)]) -> Option<StorageClass> {
+        let mut class = build::class("fast", DRIVER);
+        class.parameters = Some(parameters.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect());
+        Some(class)
+    }
+
+    fn released(phase: &str, policy: &str, held: bool) -> PersistentVolume {
+        let mut v = build::volume("v", "fast", "1Gi");
+        v.spec.as_mut().unwrap().persistent_volume_reclaim_policy = Some(policy.to_owned());
+        v.status.as_mut().unwrap().phase = Some(phase.to_owned());
+        v.metadata.finalizers = held.then(|| vec![finalizer::PROVISIONER.to_owned()]);
+        v
+    }
+
+    fn volume_seen(volume: PersistentVolume, nodes: &[&str], class: Option<StorageClass>) -> VolumeSeen {
+        VolumeSeen {
+            volume: Arc::new(volume),
+            attached_to: nodes.iter().map(ToString::to_string).collect(),
+            class: class.map(Arc::new),
+            driver: DRIVER.to_owned(),
+            deletes_volumes: true,
+        }
+    }
+
+    #[test]
+    fn a_volume_is_deleted_only_when_released_and_detached() {
+        let deleting = |mut v: PersistentVolume| {
+            v.metadata.deletion_timestamp = Some(build::time(1));
+            v
+        };
+        let mut foreign = released("Released", "Delete", true);
+        foreign.spec.as_mut().unwrap().csi.as_mut().unwrap().driver = "other".to_owned();
+        let mut adopted = released("Released", "Delete", true);
+        build::annotate(&mut adopted.metadata, annotation::PROVISIONED_BY, "other");
+        let delete = VolumeDecision::Delete { handle: "handle-v".to_owned(), secret: Credentials::None };
+        let nothing = VolumeDecision::Nothing;
+        for (case, v, nodes, want) in [
+            ("in use", released("Bound", "Delete", true), &[][..], nothing.clone()),
+            ("bound and not held yet", released("Bound", "Delete", false), &[], VolumeDecision::Hold),
+            ("released", released("Released", "Delete", true), &[], delete.clone()),
+            ("released, its record going", deleting(released("Released", "Delete", true)), &[], delete.clone()),
+            ("deleted already, the record goes", deleting(released("Released", "Delete", false)), &[], nothing.clone()),
+            (
+                "still attached",
+                released("Released", "Delete", true),
+                &["n1"],
+                VolumeDecision::WaitForDetach("n1".to_owned()),
+            ),
+            ("failed", released("Failed", "Delete", true), &[], nothing.clone()),
+            ("to be kept", released("Released", "Retain", false), &[], nothing.clone()),
+            ("to be kept after all", released("Released", "Retain", true), &[], VolumeDecision::Release),
+            ("deleted while bound", deleting(released("Bound", "Delete", true)), &[], nothing.clone()),
+            ("another driver's", foreign, &[], nothing.clone()),
+            ("made by another provisioner", adopted, &[], nothing),
+        ] {
+            assert_eq!(volume(&volume_seen(v, nodes, None)), want, "{case}");
+        }
+        let unable =
+            VolumeSeen { deletes_volumes: false, ..volume_seen(released("Released", "Delete", true), &[], None) };
+        assert!(matches!(volume(&unable), VolumeDecision::Refuse(_)));
+    }
+
+    #[test]
+    fn a_deletion_carries_the_secret_of_the_record_or_the_class() {
+        let named = |name: &str, namespace: &str| {
+            let mut v = released("Released", "Delete", true);
+            build::annotate(&mut v.metadata, annotation::DELETION_SECRET_NAME, name);
+            build::annotate(&mut v.metadata, annotation::DELETION_SECRET_NAMESPACE, namespace);
+            v
+        };
+        let mut claimed = released("Released", "Delete", true);
+        claimed.spec.as_mut().unwrap().claim_ref = Some(build::reference(&build::claim("team", "data", None, "1Gi")));
+        let name = ("csi.storage.k8s.io/provisioner-secret-name", "${pvc.name}");
+        let class = || with(&[name, ("csi.storage.k8s.io/provisioner-secret-namespace", "${pvc.namespace}")]);
+        let broken = with(&[name]);
+        for (case, v, class, want) in [
+            ("the record's", named("s", "ns"), class(), Some(Credentials::Recorded(Key::namespaced("ns", "s")))),
+            ("the record says none", named("", ""), class(), Some(Credentials::None)),
+            ("the class's", claimed.clone(), class(), Some(Credentials::OfClass(Key::namespaced("team", "data")))),
+            ("the class is gone", claimed.clone(), None, Some(Credentials::None)),
+            ("nobody's claim", released("Released", "Delete", true), class(), Some(Credentials::None)),
+            ("the class names half a secret", claimed, broken, None),
+        ] {
+            let got = match volume(&volume_seen(v, &[], class)) {
+                VolumeDecision::Delete { secret, .. } => Some(secret),
+                VolumeDecision::Refuse(_) => None,
+                other => panic!("{case}: {other:?}"),
+            };
+            assert_eq!(got, want, "{case}");
+        }
+    }
+}
