@@ -273,3 +273,19 @@ fn a_pod_leaves_a_node_whose_taint_it_does_not_tolerate() {
     let keys = "{.spec.taints[?(@.key==\"node.kubernetes.io/unschedulable\")].effect}";
     stack.wait_field(&format!("node/{node}"), keys, "NoSchedule");
 }
+
+/// The provisioner reports what the pool has free; a driver that wants it heeded says so in its CSIDriver.
+#[test]
+fn a_claim_that_no_storage_is_left_for_waits() {
+    let machine = Machine::new();
+    let stack = Stack::start(&machine, 2);
+    wait_nodes(&stack);
+    let heeded = r#"{"spec": {"storageCapacity": true}}"#;
+    stack.kubectl(&["patch", "csidriver", "block.cleat.dev", "--type=merge", "-p", heeded]);
+    let large = claim("large", "cleat-block-wait", "ReadWriteOnce").replace("64Mi", "1Pi");
+    stack.apply(&(large + &pod("greedy", &["large"], "")));
+    wait_refused(&stack, "greedy", "0/2 nodes are available: 2 node(s) did not have enough free storage.");
+    stack.apply(&(claim("small", "cleat-block-wait", "ReadWriteOnce") + &pod("modest", &["small"], "")));
+    stack.wait_mounted("modest");
+    assert_eq!(stack.field("pvc/large", SELECTED), "", "no provisioner is asked for what cannot be");
+}
