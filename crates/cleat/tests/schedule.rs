@@ -175,8 +175,8 @@ fn a_node_that_the_provisioner_gives_back_is_exchanged() {
     let other = if first == "node-1" { "node-2" } else { "node-1" };
     stack.wait_field("pvc/c", SELECTED, other);
     let about = "involvedObject.name=p,reason=FailedScheduling";
-    let told = stack.kubectl(&["get", "events", "--field-selector", about, "-o", "jsonpath={.items[*].message}"]);
-    assert_eq!(told, "binding volumes: provisioning failed for PVC \"c\"");
+    let told = ["get", "events", "--field-selector", about, "-o", "jsonpath={.items[*].message}"];
+    while !stack.kubectl(&told).contains("binding volumes: provisioning failed for PVC \"c\"") {}
     assert_eq!(stack.field("pod/p", "{.spec.nodeName}"), "", "it is not placed before its volume is there");
 }
 
@@ -272,4 +272,20 @@ fn a_pod_leaves_a_node_whose_taint_it_does_not_tolerate() {
     stack.kubectl(&["cordon", &node]);
     let keys = "{.spec.taints[?(@.key==\"node.kubernetes.io/unschedulable\")].effect}";
     stack.wait_field(&format!("node/{node}"), keys, "NoSchedule");
+}
+
+/// The provisioner reports what the pool has free; a driver that wants it heeded says so in its CSIDriver.
+#[test]
+fn a_claim_that_no_storage_is_left_for_waits() {
+    let machine = Machine::new();
+    let stack = Stack::start(&machine, 2);
+    wait_nodes(&stack);
+    let heeded = r#"{"spec": {"storageCapacity": true}}"#;
+    stack.kubectl(&["patch", "csidriver", "block.cleat.dev", "--type=merge", "-p", heeded]);
+    let large = claim("large", "cleat-block-wait", "ReadWriteOnce").replace("64Mi", "1Pi");
+    stack.apply(&(large + &pod("greedy", &["large"], "")));
+    wait_refused(&stack, "greedy", "0/2 nodes are available: 2 node(s) did not have enough free storage.");
+    stack.apply(&(claim("small", "cleat-block-wait", "ReadWriteOnce") + &pod("modest", &["small"], "")));
+    stack.wait_mounted("modest");
+    assert_eq!(stack.field("pvc/large", SELECTED), "", "no provisioner is asked for what cannot be");
 }

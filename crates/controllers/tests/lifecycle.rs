@@ -179,11 +179,17 @@ async fn pods_of_a_node_that_is_gone_are_collected() {
     let mut rig = Rig::new().await;
     rig.add_node().await;
     let pod = rig.add_pod("p").await;
+    rig.pass(1000).await;
+    let early = json!({"metadata": {"name": "early"}, "spec": {"nodeName": "later", "containers":
+        [{"name": "main", "image": "busybox"}]}});
+    let early = rig.pods().create(&PostParams::default(), &serde_json::from_value(early).unwrap()).await.unwrap();
     rig.nodes().delete("n1", &DeleteParams::default()).await.unwrap();
     // An agent that lives brings its node back.
     rig.add_node().await;
-    rig.pass(lifecycle::decide::QUARANTINE.as_secs()).await;
+    rig.pass(lifecycle::decide::QUARANTINE.as_secs() - 1).await;
     rig.stays(&pod).await;
+    // Its node was never seen, and may be about to register.
+    rig.stays(&early).await;
     rig.nodes().delete("n1", &DeleteParams::default()).await.unwrap();
     rig.stays(&pod).await;
     for round in 0..600 {

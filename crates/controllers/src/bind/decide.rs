@@ -251,7 +251,11 @@ pub fn volume(volume: &PersistentVolume, owner: &Owner) -> VolumeDecision {
         Owner::Claim(claim) => match volume_name(claim) {
             None if claim::volume_mode(volume) != claim::claim_mode(claim) => VolumeDecision::WrongMode(claim.clone()),
             None => VolumeDecision::LeaveToClaim,
-            Some(name) if Some(name) == volume.metadata.name.as_deref() => phase(volume, "Bound"),
+            // A claim that is not Bound yet is being bound: whoever does that writes this side too.
+            Some(name) if Some(name) == volume.metadata.name.as_deref() => match claim_phase(claim) {
+                "Bound" => phase(volume, "Bound"),
+                _ => VolumeDecision::LeaveToClaim,
+            },
             Some(_) => lost_race(volume),
         },
     }
@@ -507,6 +511,8 @@ mod tests {
         let c = build::claim("ns", "c", None, "1Gi");
         let elsewhere = naming(c.clone(), "w");
         let here = naming(c.clone(), "v");
+        let mut settled = here.clone();
+        settled.status.as_mut().unwrap().phase = Some("Bound".to_owned());
         let with = |phase: &str, annotations: &[&str]| {
             let mut v = reserved(build::volume("v", "", "1Gi"), &c, Some("uid-c"));
             v.status.as_mut().unwrap().phase = Some(phase.to_owned());
@@ -536,8 +542,9 @@ mod tests {
                 owner(&block),
                 WrongMode(Arc::new(block.clone())),
             ),
-            ("its claim points here", with("Available", &[]), owner(&here), SetPhase("Bound")),
-            ("bound", with("Bound", &[]), owner(&here), Settled),
+            ("its claim begins to point here", with("Available", &[]), owner(&here), LeaveToClaim),
+            ("its claim is bound to it", with("Available", &[]), owner(&settled), SetPhase("Bound")),
+            ("bound", with("Bound", &[]), owner(&settled), Settled),
             ("its claim is gone", with("Bound", &[]), Owner::Gone, SetPhase("Released")),
             ("released", with("Released", &[]), Owner::Gone, Settled),
             ("released, to be kept", policy("Retain", false), Owner::Gone, Settled),

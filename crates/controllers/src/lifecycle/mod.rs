@@ -128,8 +128,9 @@ impl Lifecycle {
         let Some(pod) = self.pods.get(key) else { return Ok(Outcome::Done) };
         let Some(name) = pod::node_name(&pod).map(ToOwned::to_owned) else { return Ok(Outcome::Done) };
         let node = self.nodes.named(&name);
-        let since = self.changed.lock().get(&name).copied().unwrap_or(self.since);
         let now = self.context.clock.now();
+        // Of a node that was never there, the pod is the first to tell.
+        let since = *self.changed.lock().entry(name.clone()).or_insert(now);
         match decide::pod(&PodSeen { pod: pod.clone(), node, since, now }) {
             PodDecision::LookAt(at) => return Ok(again(now, at)),
             decision => self.settle_pod(&pod, &name, decision).await?,

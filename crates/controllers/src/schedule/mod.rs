@@ -93,6 +93,11 @@ struct Desk {
 
 impl Desk {
     async fn work(mut self, stop: CancellationToken) {
+        // Everything that is there, before anybody is placed: a pod not taken in yet would take no room.
+        while !self.queue.is_empty() {
+            let subject = self.queue.next().await;
+            self.note_change(&subject);
+        }
         loop {
             let now = self.scheduler.context.clock.now();
             let next_end = self.world.expire(now);
@@ -114,17 +119,21 @@ impl Desk {
         let mut next = Some(first);
         let mut taken = 0;
         while let Some(subject) = next.take() {
-            self.scheduler.observed.take_in(&mut self.world, &subject);
-            self.queue.done(&subject);
-            if let Subject::Pod(key) = &subject
-                && self.scheduler.observed.pods.get(key).is_none()
-            {
-                self.failures.remove(key);
-            }
+            self.note_change(&subject);
             taken += 1;
             if taken < TAKEN_IN && !self.queue.is_empty() {
                 next = Some(self.queue.next().await);
             }
+        }
+    }
+
+    fn note_change(&mut self, subject: &Subject) {
+        self.scheduler.observed.take_in(&mut self.world, subject);
+        self.queue.done(subject);
+        if let Subject::Pod(key) = subject
+            && self.scheduler.observed.pods.get(key).is_none()
+        {
+            self.failures.remove(key);
         }
     }
 

@@ -224,3 +224,19 @@ async fn a_node_that_could_not_enter_its_drivers_tries_again() {
     rig.api.until("the Node is back with its drivers", registered).await;
     assert_eq!(rig.api.still_to_lose(), 0, "the first try failed");
 }
+
+/// Paused for too long, the node was taken for dead; it says itself that it is not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_was_taken_for_dead_reports_itself_ready() {
+    let mut rig = Rig::new().await;
+    rig.start();
+    let ready = async |api: &Api| {
+        let node = api.get("nodes", "", NODE).await.unwrap_or_default();
+        let conditions = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        conditions.iter().find(|c| c["type"] == "Ready").map(|c| c["status"].clone()).unwrap_or_default()
+    };
+    rig.api.until("the node is ready", async |api| ready(api).await == "True").await;
+    let unknown = json!({ "conditions": [{ "type": "Ready", "status": "Unknown" }] });
+    rig.api.edit_status("nodes", "", NODE, unknown).await;
+    rig.api.until("it says so again", async |api| ready(api).await == "True").await;
+}

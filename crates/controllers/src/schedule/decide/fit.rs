@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use cleat_api::key::Key;
 use cleat_api::keys::{label, taint};
 use cleat_api::matching::{is_suitable, is_usable, reaches};
 use cleat_api::selector::{self, topology_matches};
@@ -84,16 +83,17 @@ impl World {
             let is_here = delayed.selected.as_deref() == facts.node.metadata.name.as_deref();
             match &delayed.selected {
                 Some(_) if !is_here => return Err(Reason::NoVolume),
-                // A provisioner was asked already: it is not for us to take another volume.
-                Some(_) => {}
+                // A provisioner was asked already: it is not for us to take another volume, and for it to say what is left.
+                Some(_) => self.can_be_made(host, facts, delayed)?,
                 None => {
                     if let Some(volume) = self.existing(facts, delayed, &choice)? {
                         choice.taken.push((volume.clone(), delayed.claim.clone()));
                         continue;
                     }
+                    self.can_be_made(host, facts, delayed)?;
+                    self.has_storage(facts, delayed)?;
                 }
             }
-            self.can_be_made(host, facts, delayed)?;
             choice.provisioned.push(delayed.claim.clone());
         }
         Ok(choice)
@@ -132,20 +132,22 @@ impl World {
             return Err(Reason::NoVolume);
         }
         // A provisioner without a CSIDriver may have nothing to do with nodes.
-        let Some(driver) = self.drivers.get(provisioner) else { return Ok(()) };
-        if !host.drivers.contains_key(provisioner) {
+        if self.drivers.contains_key(provisioner) && !host.drivers.contains_key(provisioner) {
             return Err(Reason::DriverMissing(provisioner.to_owned()));
-        }
-        let name = class.metadata.name.as_deref().unwrap_or_default();
-        let is_tracked = driver.spec.storage_capacity == Some(true) && delayed.bytes > 0;
-        if is_tracked && !self.has_storage(facts.capacities.get(name).into_iter().flatten(), delayed.bytes) {
-            return Err(Reason::NoStorage);
         }
         Ok(())
     }
 
-    fn has_storage<'a>(&self, mut reports: impl Iterator<Item = &'a Key>, bytes: i64) -> bool {
-        reports.any(|key| self.capacities.get(key).is_some_and(|report| report.holds(bytes)))
+    /// Drivers that report what they have free must have enough where this node is.
+    fn has_storage(&self, facts: &Facts, delayed: &Delayed) -> Result<(), Reason> {
+        let driver = self.drivers.get(&delayed.class.provisioner);
+        let is_tracked = driver.is_some_and(|driver| driver.spec.storage_capacity == Some(true));
+        let class = delayed.class.metadata.name.as_deref().unwrap_or_default();
+        let mut reports = facts.capacities.get(class).into_iter().flatten().filter_map(|key| self.capacities.get(key));
+        if is_tracked && delayed.bytes > 0 && !reports.any(|report| report.holds(delayed.bytes)) {
+            return Err(Reason::NoStorage);
+        }
+        Ok(())
     }
 }
 

@@ -166,12 +166,12 @@ impl World {
             }
         }
         for claim in choice.provisioned {
-            let of = Key::of(&claim.metadata);
-            let bytes = requested(&claim).map_or(0, |q| q.to_bytes());
-            self.promise(key, &of, claim_class(&claim).unwrap_or_default(), bytes);
             if claim.metadata.annotation(annotation::SELECTED_NODE) == Some(&node) {
                 continue;
             }
+            let of = Key::of(&claim.metadata);
+            let bytes = requested(&claim).map_or(0, |q| q.to_bytes());
+            self.promise(key, &of, claim_class(&claim).unwrap_or_default(), bytes);
             let mut selected = claim.as_ref().clone();
             let annotations = selected.metadata.annotations.get_or_insert_default();
             annotations.insert(annotation::SELECTED_NODE.to_owned(), node.clone());

@@ -213,6 +213,9 @@ fn storage_that_pods_wait_for_is_not_promised_twice() {
     assert_eq!(s.turn(), ["a: reserve n1 volumes [] claims [a]".to_owned(), format!("b: {short}")]);
     s.carry_out();
     s.turn();
+    s.pod("c", &["a"], json!({}));
+    assert_eq!(s.turn(), ["c: await"], "one volume for two pods is promised once");
+    s.gone("c");
     s.gone("a");
     s.capacity("r", "wait", json!({"capacity": "1537Mi"}));
     assert_eq!(s.turn(), ["b: reserve n1 volumes [] claims [b]"]);
