@@ -54,8 +54,8 @@ async fn burst(client: &Client, round: usize, pods: usize, nodes: usize) {
     let caches = Caches::new(client.clone(), CancellationToken::new());
     let placed: Arc<Mutex<HashMap<Key, Instant>>> = Arc::default();
     let news = Arc::new(Notify::new());
-    let (all_pods, all_claims) = (caches.pods(), caches.claims());
-    tokio::join!(all_pods.synced(), all_claims.synced());
+    let (all_pods, all_claims, all_nodes) = (caches.pods(), caches.claims(), caches.nodes());
+    tokio::join!(all_pods.synced(), all_claims.synced(), all_nodes.synced());
     let (seen, wake) = (placed.clone(), news.clone());
     all_pods.subscribe(move |change: &Change<Pod>| {
         let object = change.object();
@@ -64,6 +64,13 @@ async fn burst(client: &Client, round: usize, pods: usize, nodes: usize) {
         }
         wake.notify_one();
     });
+    let wake = news.clone();
+    all_nodes.subscribe(move |_: &Change<Node>| wake.notify_one());
+    // A node is open once the taint that it was created with is gone.
+    let is_open = |n: &Arc<Node>| n.spec.as_ref().is_none_or(|s| s.taints.iter().flatten().next().is_none());
+    while all_nodes.all().iter().filter(|n| is_open(n)).count() < nodes + 1 {
+        news.notified().await;
+    }
     let wake = news.clone();
     all_claims.subscribe(move |_: &Change<PersistentVolumeClaim>| wake.notify_one());
 

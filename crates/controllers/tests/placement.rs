@@ -41,7 +41,10 @@ async fn a_start_counts_everybody_before_it_places_anybody() {
     let placed: Vec<Pod> = (0..600).map(|n| pod(&format!("placed-{n}"), Some("n1"), "10m")).collect();
     let waiting: Vec<Pod> = (0..20).map(|n| pod(&format!("waiting-{n}"), None, "1m")).collect();
     for some in placed.chunks(50).chain(waiting.chunks(50)) {
-        join_all(some.iter().map(|pod| pods.create(&create, pod))).await.into_iter().for_each(|made| drop(made.unwrap()));
+        join_all(some.iter().map(|pod| pods.create(&create, pod)))
+            .await
+            .into_iter()
+            .for_each(|made| drop(made.unwrap()));
     }
 
     let stop = CancellationToken::new();
