@@ -17,7 +17,7 @@ use kube::runtime::watcher;
 use kube::{Client, ResourceExt};
 use serde_json::json;
 
-const WAIT: Duration = Duration::from_secs(20);
+const WAIT: Duration = Duration::from_secs(60);
 
 async fn server() -> (tempfile::TempDir, ApiServer) {
     let dir = tempfile::tempdir().unwrap();

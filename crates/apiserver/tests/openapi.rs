@@ -101,6 +101,9 @@ async fn version_two_comes_in_both_forms() {
     let kind = json!([{ "group": "", "version": "v1", "kind": "PersistentVolumeClaim" }]);
     assert_eq!(claim["x-kubernetes-group-version-kind"], kind);
     assert_eq!(claim["properties"]["spec"]["$ref"], "#/definitions/io.k8s.api.core.v1.PersistentVolumeClaimSpec");
+    let any = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSON";
+    assert_eq!(document["definitions"][any].get("type"), None, "a default can be a number");
+    assert!(document["definitions"][any]["description"].is_string());
     let mut found = Vec::new();
     references(&document, &mut found);
     assert!(found.iter().all(|r| document.pointer(r.strip_prefix('#').unwrap()).is_some()));

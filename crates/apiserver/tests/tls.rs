@@ -12,7 +12,7 @@ use kube::api::{Api, ListParams, PostParams, WatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio_util::sync::CancellationToken;
 
-const WAIT: Duration = Duration::from_secs(20);
+const WAIT: Duration = Duration::from_secs(60);
 
 async fn open(dir: &std::path::Path) -> ApiServer {
     ApiServer::open(Config::new(dir, "127.0.0.1:0".parse().unwrap())).await.unwrap()

@@ -10,7 +10,7 @@ use futures::TryStreamExt;
 use kube::Client;
 use serde_json::{Value, json};
 
-const WAIT: Duration = Duration::from_secs(20);
+const WAIT: Duration = Duration::from_secs(60);
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
 async fn server() -> (tempfile::TempDir, ApiServer, Client) {

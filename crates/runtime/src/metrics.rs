@@ -65,12 +65,14 @@ pub(crate) struct Meter {
     done: Counter,
     failed: Counter,
     conflicted: Counter,
+    overloaded: Counter,
 }
 
 #[derive(Clone, Copy)]
 pub(crate) enum Result {
     Done,
     Conflicted,
+    Overloaded,
     Failed,
 }
 
@@ -87,6 +89,7 @@ impl Meter {
             done: ended("done"),
             failed: ended("failed"),
             conflicted: ended("conflict"),
+            overloaded: ended("overload"),
         }
     }
 
@@ -100,6 +103,7 @@ impl Meter {
         match result {
             Result::Done => &self.done,
             Result::Conflicted => &self.conflicted,
+            Result::Overloaded => &self.overloaded,
             Result::Failed => &self.failed,
         }
         .inc();

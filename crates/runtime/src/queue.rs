@@ -42,6 +42,15 @@ impl Default for Backoff {
     }
 }
 
+/// A key that can wait is handed out after this long, whatever else there is.
+const LATEST: Duration = Duration::from_millis(500);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Urgency {
+    Now,
+    Later,
+}
+
 /// The watch brings what somebody else wrote within about this time.
 const AFTER_CONFLICT: Duration = Duration::from_millis(10);
 
@@ -61,7 +70,9 @@ struct Shared<K> {
 
 struct State<K> {
     order: VecDeque<(K, Instant)>,
-    waiting: HashSet<K>,
+    /// Keys that can wait for those in `order`.
+    later: VecDeque<(K, Instant)>,
+    waiting: HashMap<K, Urgency>,
     running: HashSet<K>,
     /// Added while running: due again when done.
     dirty: HashSet<K>,
@@ -79,7 +90,8 @@ impl<K: QueueKey> Queue<K> {
     pub fn new(backoff: Backoff) -> Self {
         let state = State {
             order: VecDeque::new(),
-            waiting: HashSet::new(),
+            later: VecDeque::new(),
+            waiting: HashMap::new(),
             running: HashSet::new(),
             dirty: HashSet::new(),
             failures: HashMap::new(),
@@ -89,14 +101,31 @@ impl<K: QueueKey> Queue<K> {
     }
 
     pub fn add(&self, key: K) {
+        self.insert(key, Urgency::Now);
+    }
+
+    /// For keys that are looked at because something changed that may concern them: they come after those that surely
+    /// are concerned, but not after they have waited for long.
+    pub fn add_later(&self, key: K) {
+        self.insert(key, Urgency::Later);
+    }
+
+    fn insert(&self, key: K, urgency: Urgency) {
         let mut state = self.0.state.lock();
         if state.running.contains(&key) {
             state.dirty.insert(key);
-        } else if state.waiting.insert(key.clone()) {
-            state.order.push_back((key, Instant::now()));
-            drop(state);
-            self.0.ready.notify_one();
+            return;
         }
+        match (state.waiting.get(&key), urgency) {
+            (Some(Urgency::Now), _) | (Some(Urgency::Later), Urgency::Later) => return,
+            // Its place among the later ones is passed over when its turn comes there.
+            (Some(Urgency::Later), Urgency::Now) | (None, _) => {}
+        }
+        state.waiting.insert(key.clone(), urgency);
+        let line = if urgency == Urgency::Now { &mut state.order } else { &mut state.later };
+        line.push_back((key, Instant::now()));
+        drop(state);
+        self.0.ready.notify_one();
     }
 
     pub fn add_after(&self, key: K, delay: Duration) {
@@ -124,13 +153,23 @@ impl<K: QueueKey> Queue<K> {
 
     fn take(&self) -> Option<(K, Duration)> {
         let mut state = self.0.state.lock();
-        let (key, since) = state.order.pop_front()?;
-        state.waiting.remove(&key);
-        state.running.insert(key.clone());
-        if !state.order.is_empty() {
-            self.0.ready.notify_one();
+        loop {
+            let overdue = state.later.front().is_some_and(|(_, since)| since.elapsed() > LATEST);
+            let (line, urgency) = match (state.order.is_empty(), overdue) {
+                (false, false) => (&mut state.order, Urgency::Now),
+                (true, _) | (false, true) => (&mut state.later, Urgency::Later),
+            };
+            let (key, since) = line.pop_front()?;
+            if state.waiting.get(&key) != Some(&urgency) {
+                continue;
+            }
+            state.waiting.remove(&key);
+            state.running.insert(key.clone());
+            if !state.waiting.is_empty() {
+                self.0.ready.notify_one();
+            }
+            return Some((key, since.elapsed()));
         }
-        Some((key, since.elapsed()))
     }
 
     /// The key's work succeeded: its failures are forgotten.
@@ -184,7 +223,7 @@ impl<K: QueueKey> Queue<K> {
     }
 
     pub fn len(&self) -> usize {
-        self.0.state.lock().order.len()
+        self.0.state.lock().waiting.len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -216,6 +255,34 @@ mod tests {
         assert!(queue.next().now_or_never().is_none(), "still running");
         queue.done(&"a");
         assert_eq!(queue.next().await, "a");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_can_wait_comes_after_what_cannot_but_not_much_later() {
+        let queue = Queue::new(Backoff::default());
+        ["x", "y", "z"].into_iter().for_each(|key| queue.add_later(key));
+        queue.add("a");
+        queue.add("y");
+        assert_eq!(queue.len(), 4);
+        assert_eq!([queue.next().await, queue.next().await, queue.next().await], ["a", "y", "x"]);
+        queue.add("b");
+        tokio::time::advance(LATEST * 2).await;
+        queue.add("c");
+        assert_eq!([queue.next().await, queue.next().await, queue.next().await], ["z", "b", "c"]);
+        assert!(queue.next().now_or_never().is_none(), "y came once");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_conflict_comes_again_at_once_and_counts_as_no_failure() {
+        let queue = Queue::new(Backoff::new(Duration::from_secs(100), Duration::from_secs(100)));
+        queue.add("a");
+        let begun = Instant::now();
+        for _ in 0..3 {
+            let key = queue.next().await;
+            queue.conflicted(&key);
+        }
+        queue.next().await;
+        assert!(begun.elapsed() < Duration::from_secs(1));
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -42,29 +42,31 @@ pub async fn work<K, E, F, Fut>(
     for<'a> &'a E: Into<Severity>,
 {
     let meter = Meter::of(name);
-    let places = Arc::new(Semaphore::new(at_once));
+    let limit = Limit::new(at_once);
     let mut running = JoinSet::new();
     loop {
         while running.try_join_next().is_some() {}
+        while running.len() >= limit.now() {
+            tokio::select! {
+                () = stop.cancelled() => break,
+                _ = running.join_next() => {}
+            }
+        }
         let (key, waited) = tokio::select! {
             () = stop.cancelled() => break,
             next = queue.next_with_age() => next,
         };
         meter.taken(waited, queue.len());
-        let place = tokio::select! {
-            () = stop.cancelled() => break,
-            place = places.clone().acquire_owned() => place,
-        };
         let span = info_span!("reconcile", controller = name, key = ?key);
         let task = reconcile(key.clone());
         let turn = Turn { queue: queue.clone(), key, finished: false };
-        let meter = meter.clone();
+        let (meter, limit) = (meter.clone(), limit.clone());
         running.spawn(
             async move {
                 let begun = Instant::now();
                 let result = settle(turn, task.await);
+                limit.learn(result);
                 meter.ended(result, begun.elapsed());
-                drop(place);
             }
             .instrument(span),
         );
@@ -72,16 +74,58 @@ pub async fn work<K, E, F, Fut>(
     while running.join_next().await.is_some() {}
 }
 
-/// How loudly a failed reconcile is reported.
+/// How many reconciles run at the same time: as many as allowed, and half as many each time the server says that it
+/// is too much; with every round that goes well, one more again.
+#[derive(Clone)]
+struct Limit {
+    most: usize,
+    /// The limit now, and how many have gone well since it last changed.
+    state: Arc<Mutex<(usize, usize)>>,
+}
+
+impl Limit {
+    fn new(most: usize) -> Self {
+        Self { most, state: Arc::new(Mutex::new((most, 0))) }
+    }
+
+    fn now(&self) -> usize {
+        self.state.lock().0
+    }
+
+    fn learn(&self, result: metrics::Result) {
+        let mut state = self.state.lock();
+        let (limit, well) = &mut *state;
+        match result {
+            metrics::Result::Overloaded => (*limit, *well) = ((*limit / 2).max(1), 0),
+            metrics::Result::Done if *limit < self.most => {
+                *well += 1;
+                if *well >= *limit {
+                    (*limit, *well) = (*limit + 1, 0);
+                }
+            }
+            metrics::Result::Done | metrics::Result::Conflicted | metrics::Result::Failed => {}
+        }
+    }
+}
+
+/// What a failed reconcile means for the next try, and how loudly it is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
+    /// Somebody else wrote first: again as soon as the newer state can be here.
+    Conflict,
+    /// The server has too much to do: again when it says so, and fewer at the same time.
+    Overload(Option<Duration>),
     Expected,
     Warning,
 }
 
 impl From<&WriteError> for Severity {
     fn from(error: &WriteError) -> Self {
-        if error.is_conflict() { Self::Expected } else { Self::Warning }
+        match error.overload() {
+            Some(pause) => Self::Overload(pause),
+            None if error.is_conflict() => Self::Conflict,
+            None => Self::Warning,
+        }
     }
 }
 
@@ -100,10 +144,25 @@ where
             metrics::Result::Done
         }
         Err(error) => match (&error).into() {
-            Severity::Expected => {
+            Severity::Conflict => {
                 let retry_in = turn.conflicted();
                 debug!(%error, ?retry_in, "someone else wrote first");
                 metrics::Result::Conflicted
+            }
+            Severity::Overload(pause) => {
+                let (queue, key) = (turn.queue.clone(), turn.key.clone());
+                let retry_in = turn.failed();
+                // The later of the two counts: the key is then handed out once more, and finds nothing to do.
+                if let Some(pause) = pause.filter(|pause| *pause > retry_in) {
+                    queue.add_after(key, pause);
+                }
+                warn!(%error, ?retry_in, "the server has too much to do");
+                metrics::Result::Overloaded
+            }
+            Severity::Expected => {
+                let retry_in = turn.failed();
+                debug!(%error, ?retry_in, "not yet");
+                metrics::Result::Failed
             }
             Severity::Warning => {
                 let retry_in = turn.failed();
@@ -169,5 +228,51 @@ mod tests {
         })
         .await;
         assert_eq!(tries.load(Ordering::SeqCst), 2);
+    }
+
+    #[test]
+    fn a_server_with_too_much_to_do_gets_less_at_a_time() {
+        let limit = Limit::new(8);
+        limit.learn(metrics::Result::Overloaded);
+        limit.learn(metrics::Result::Overloaded);
+        assert_eq!(limit.now(), 2);
+        for _ in 0..3 {
+            limit.learn(metrics::Result::Overloaded);
+        }
+        assert_eq!(limit.now(), 1, "one always runs");
+        // One more after one that went well, one more after two, and so on.
+        for _ in 0..1 + 2 + 3 {
+            limit.learn(metrics::Result::Done);
+        }
+        limit.learn(metrics::Result::Failed);
+        assert_eq!(limit.now(), 4);
+        for _ in 0..100 {
+            limit.learn(metrics::Result::Done);
+        }
+        assert_eq!(limit.now(), 8);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn as_many_run_at_a_time_as_are_allowed() {
+        let queue = Queue::new(Backoff::default());
+        (0..20).for_each(|key| queue.add(key));
+        let stop = CancellationToken::new();
+        let (now, most, done) =
+            (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (n, m, d, end) = (now.clone(), most.clone(), done.clone(), stop.clone());
+        work("test", queue, 3, stop, move |_| {
+            let (n, m, d, end) = (n.clone(), m.clone(), d.clone(), end.clone());
+            async move {
+                m.fetch_max(n.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                n.fetch_sub(1, Ordering::SeqCst);
+                if d.fetch_add(1, Ordering::SeqCst) == 19 {
+                    end.cancel();
+                }
+                Ok::<_, WriteError>(Outcome::Done)
+            }
+        })
+        .await;
+        assert_eq!((done.load(Ordering::SeqCst), most.load(Ordering::SeqCst)), (20, 3));
     }
 }

@@ -50,6 +50,13 @@ impl WriteError {
         self.code() == Some(404)
     }
 
+    /// The server has too much to do; inside, the pause that it asks for.
+    pub fn overload(&self) -> Option<Option<std::time::Duration>> {
+        let kube::Error::Api(status) = &*self.source else { return None };
+        let pause = status.details.as_ref().map(|d| d.retry_after_seconds).filter(|seconds| *seconds > 0);
+        (status.code == 429).then(|| pause.map(|seconds| std::time::Duration::from_secs(seconds.into())))
+    }
+
     /// The server looked at the write and refused it; anything else may have taken effect.
     pub fn is_refused(&self) -> bool {
         matches!(self.code(), Some(400..=499)) && !self.already_exists()

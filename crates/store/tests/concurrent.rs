@@ -10,7 +10,7 @@ use bytes::Bytes;
 use cleat_store::embedded::History;
 use cleat_store::{EmbeddedStore, OpenError, Range, Store, WatchError, WriteError};
 
-const WAIT: Duration = Duration::from_secs(20);
+const WAIT: Duration = Duration::from_secs(60);
 
 fn open(dir: &tempfile::TempDir) -> EmbeddedStore {
     EmbeddedStore::open(&dir.path().join("store.redb"), History::default()).unwrap()

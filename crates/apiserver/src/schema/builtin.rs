@@ -46,7 +46,12 @@ impl Definitions {
 
 /// Adds to a definition what its type does not say.
 fn complete(type_name: &str, definition: &mut Value) {
-    if type_name == "meta.v1.FieldsV1" || type_name == "runtime.RawExtension" || type_name == "apiextensions.v1.JSON" {
+    if type_name == "apiextensions.v1.JSON" {
+        // Any value, not only an object: clients that check by this would refuse the others.
+        definition.as_object_mut().map(|d| d.remove("type"));
+        return;
+    }
+    if type_name == "meta.v1.FieldsV1" || type_name == "runtime.RawExtension" {
         return;
     }
     if facts::is_atomic(type_name) {

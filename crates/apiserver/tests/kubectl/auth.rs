@@ -5,8 +5,11 @@ use crate::session::Session;
 #[tokio::test]
 async fn kubectl_manages_and_asks_for_rights() {
     let kubectl = Session::start().await;
-    let whoami = kubectl.ok("auth whoami").await;
-    assert!(whoami.contains("admin") && whoami.contains("system:masters"), "{whoami}");
+    let can_ask = kubectl.knows("auth", "whoami").await;
+    if can_ask {
+        let whoami = kubectl.ok("auth whoami").await;
+        assert!(whoami.contains("admin") && whoami.contains("system:masters"), "{whoami}");
+    }
     for line in [
         "create serviceaccount robot",
         "create role reader --verb=get,list --resource=pods,pods/log",
@@ -39,7 +42,15 @@ async fn kubectl_manages_and_asks_for_rights() {
     let wide = kubectl.ok("get clusterrolebindings bob-lists -o wide --no-headers").await;
     assert!(wide.contains("ClusterRole/lister") && wide.contains("bob"), "{wide}");
 
-    let token = kubectl.ok("create token robot --duration=10m").await;
+    let token = match kubectl.knows("create", "Request a service account token").await {
+        true => kubectl.ok("create token robot --duration=10m").await,
+        false => {
+            let path = "/api/v1/namespaces/default/serviceaccounts/robot/token";
+            let request = http::Request::post(path).body(br#"{"spec":{"expirationSeconds":600}}"#.to_vec()).unwrap();
+            let made = kubectl.server.client("test").request::<serde_json::Value>(request).await.unwrap();
+            made["status"]["token"].as_str().unwrap().to_owned()
+        }
+    };
     let mut config = kube::config::Kubeconfig::read_from(kubectl.server.kubeconfig()).unwrap();
     let user = config.auth_infos[0].auth_info.as_mut().unwrap();
     (user.client_certificate_data, user.client_key_data) = (None, None);
@@ -47,8 +58,10 @@ async fn kubectl_manages_and_asks_for_rights() {
     let mut value = serde_json::to_value(&config).unwrap();
     value["users"][0]["user"]["token"] = token.trim().into();
     kubectl.file("robot.kubeconfig", &value.to_string());
-    let whoami = kubectl.ok("auth whoami --kubeconfig robot.kubeconfig").await;
-    assert!(whoami.contains("system:serviceaccount:default:robot"), "{whoami}");
+    if can_ask {
+        let whoami = kubectl.ok("auth whoami --kubeconfig robot.kubeconfig").await;
+        assert!(whoami.contains("system:serviceaccount:default:robot"), "{whoami}");
+    }
     assert_eq!(kubectl.ok("get pods --kubeconfig robot.kubeconfig").await, "");
     assert!(kubectl.refused("get secrets --kubeconfig robot.kubeconfig").await.contains("Forbidden"));
 }

@@ -206,7 +206,7 @@ async fn events(kubectl: &Session) {
     assert!(listed.contains("persistentvolumeclaim/data") && listed.contains("something happened"), "{listed}");
     assert!(kubectl.ok("describe pvc data -n team").await.contains("something happened"));
     // A command of its own in newer versions.
-    if kubectl.has("events").await {
+    if kubectl.knows("", "List events").await {
         let listed = kubectl.ok("events -n team --for pvc/data --types=Warning --no-headers").await;
         assert!(listed.contains("Noted") && listed.contains("something happened"), "{listed}");
     }

@@ -82,9 +82,17 @@ impl Session {
         std::fs::write(self.dir.path().join(name), content).unwrap();
     }
 
-    /// Does this kubectl have the command? Older ones lack some.
-    pub(crate) async fn has(&self, command: &str) -> bool {
-        self.run(&format!("{command} --help")).await.code == 0
+    /// Does the help for a command say this? Older versions lack some commands and flags.
+    pub(crate) async fn knows(&self, command: &str, words: &str) -> bool {
+        self.run(&format!("{command} --help")).await.text().contains(words)
+    }
+
+    /// Writes a status, which older versions of kubectl cannot.
+    pub(crate) async fn set_status(&self, path: &str, status: serde_json::Value) {
+        let body = serde_json::json!({ "status": status }).to_string().into_bytes();
+        let request = http::Request::patch(format!("{path}/status"));
+        let request = request.header("content-type", "application/merge-patch+json").body(body).unwrap();
+        self.server.client("test").request::<serde_json::Value>(request).await.unwrap();
     }
 }
 

@@ -249,6 +249,8 @@ fn ruled() -> Value {
         "properties": {
             "a": { "type": "string" },
             "b": { "type": "string" },
+            // The snapshotter's sizes have a type beside.
+            "size": { "type": "string", "pattern": "^[0-9]+(Gi)?$", "x-kubernetes-int-or-string": true },
             "handle": { "type": "string", "x-kubernetes-validations": [{ "rule": "self == oldSelf", "message": "handle is immutable" }] },
             "ref": {
                 "type": "object",
@@ -290,6 +292,9 @@ async fn rules_are_compiled_with_the_definition_and_kept_with_every_write() {
     talk.made(THINGS, thing("x", json!({ "a": "1", "handle": "h", "ref": reference }))).await;
     let path = format!("{THINGS}/x");
     assert_eq!(talk.patch(&path, json!({ "spec": { "a": "2" } })).await.0, 200, "what no rule is about can change");
+    for (size, code) in [(json!(1024), 200), (json!("1Gi"), 200), (json!("much"), 422), (json!(true), 422)] {
+        assert_eq!(talk.patch(&path, json!({ "spec": { "size": size } })).await.0, code, "{size}");
+    }
     for (case, change, field) in [
         ("changed", json!({ "handle": "other" }), "spec.handle"),
         ("taken away", json!({ "handle": null }), "spec"),

@@ -7,7 +7,7 @@ use futures::{AsyncBufReadExt as _, Stream, TryStreamExt as _};
 use kube::Client;
 use serde_json::{Value, json};
 
-const WAIT: Duration = Duration::from_secs(20);
+const WAIT: Duration = Duration::from_secs(60);
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
 
 pub(crate) struct Talk {

@@ -47,6 +47,8 @@ const NODES: usize = 1024;
 /// A node with many volumes costs more to look at: it is looked at for one part in so many of the time, and meanwhile its
 /// news gather.
 const PAUSE: u32 = 16;
+/// A shorter pause would take longer than it says.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(2);
 
 /// How the controller is to behave where there is a choice.
 #[derive(Clone, Copy, Debug)]
@@ -191,7 +193,10 @@ impl Attacher {
         let decision = decide::node(&seen, self.policy.force_after);
         let (cost, again) = (begun.elapsed(), decision.again);
         self.settle_node(&seen, decision).await?;
-        tokio::time::sleep(cost * PAUSE).await;
+        let pause = cost * PAUSE;
+        if pause >= SHORTEST_PAUSE {
+            tokio::time::sleep(pause).await;
+        }
         Ok(again.map_or(Outcome::Done, Outcome::Again))
     }
 }

@@ -21,13 +21,20 @@ pub(super) fn best<'a>(
     candidates: &'a [Arc<PersistentVolume>],
     choice: Choice,
 ) -> Option<&'a Arc<PersistentVolume>> {
-    let usable = |v: &&Arc<PersistentVolume>| matching::is_usable(v, claim);
+    let usable = |v: &&Arc<PersistentVolume>| matching::is_usable(v, claim) || is_half_bound(v, claim);
     let reserved = candidates.iter().filter(|v| is_reserved_for(v, claim)).filter(usable).min_by_key(|v| name(v));
     if reserved.is_some() || choice == Choice::ReservedOnly {
         return reserved;
     }
     let free = candidates.iter().filter(|v| suits(v, claim));
     free.min_by_key(|v| (matching::modes(v).len(), claim::capacity(v), name(v)))
+}
+
+/// A bind of this volume was interrupted, and from its phase on the volume is protected. It is finished even if somebody
+/// has asked to delete the volume since: nobody could give it back otherwise.
+fn is_half_bound(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
+    let uid = claim::claim_ref(volume).and_then(|r| r.uid.as_deref());
+    claim::volume_phase(volume) == "Bound" && uid == Some(claim.metadata.uid())
 }
 
 /// A free volume that satisfies the claim.
@@ -119,6 +126,20 @@ mod tests {
             assert_eq!(found.metadata.name.as_deref(), Some("zzz"));
         }
         assert!(best(&claim, &candidates[..1], Choice::ReservedOnly).is_none());
+    }
+
+    #[test]
+    fn a_bind_that_was_begun_is_finished_even_on_a_volume_that_goes() {
+        let claim = build::claim("ns", "c", Some("fast"), "2Gi");
+        let going = |phase: &str| {
+            let mut v = build::volume("v", "fast", "2Gi");
+            v.spec.as_mut().unwrap().claim_ref = Some(build::reference(&claim));
+            v.status.as_mut().unwrap().phase = Some(phase.to_owned());
+            v.metadata.deletion_timestamp = Some(build::time(5));
+            [Arc::new(v)]
+        };
+        assert!(best(&claim, &going("Bound"), Choice::ReservedOnly).is_some());
+        assert!(best(&claim, &going("Available"), Choice::ReservedOnly).is_none(), "it vanishes at any moment");
     }
 
     #[test]

@@ -118,7 +118,7 @@ fn wake(observed: &observe::Observed, queue: &Queue<Subject>) {
     let (q, claims) = (queue.clone(), observed.clone());
     observed.classes.subscribe(move |_| {
         for claim in claims.unbound() {
-            q.add(Subject::Claim(Key::of(&claim.metadata)));
+            q.add_later(Subject::Claim(Key::of(&claim.metadata)));
         }
     });
 }
@@ -138,7 +138,7 @@ impl Binder {
             }
             Subject::Class(class) => {
                 let waiting = self.observed.pending_of_class(&class);
-                waiting.iter().for_each(|claim| self.queue.add(Subject::Claim(Key::of(&claim.metadata))));
+                waiting.iter().for_each(|claim| self.queue.add_later(Subject::Claim(Key::of(&claim.metadata))));
             }
             Subject::Volume(name) => {
                 let Some(volume) = self.observed.volumes.named(&name) else { return Ok(Outcome::Done) };

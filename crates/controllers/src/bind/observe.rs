@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
 
 use super::decide::{ClaimSeen, Owner};
+use super::matching::{self, Choice};
 use super::shelf::{Shelf, Taken};
 use super::{Binder, Options, Subject};
 
@@ -74,7 +75,7 @@ impl Observed {
             let class = claim_class(&claim).and_then(|name| self.classes.named(name));
             // A claim that waits for its consumer takes no volume here: the scheduler chooses.
             let chooses = !class.is_some_and(|c| claim::waits_for_consumer(&c));
-            if chooses && !candidates.iter().any(|v| claim::is_reserved_for(v, &claim)) {
+            if chooses && matching::best(&claim, &candidates, Choice::ReservedOnly).is_none() {
                 let queue = queue.clone();
                 let returned = move |v: &PersistentVolume| {
                     queue.add_after(Subject::Class(volume_class(v).to_owned()), RETURNED);

@@ -143,7 +143,7 @@ fn wake(observed: &observe::Observed, queues: &Queues) {
     let (q, seen) = (queues.claims.clone(), observed.clone());
     observed.classes.subscribe(move |_| {
         let unserved = seen.claims.all().into_iter().filter(|c| volume_name(c).is_none());
-        unserved.for_each(|claim| q.add(ClaimId::of(&claim)));
+        unserved.for_each(|claim| q.add_later(ClaimId::of(&claim)));
     });
     let q = queues.clone();
     observed.volumes.subscribe(move |change| {

@@ -146,10 +146,6 @@ fn check_type(path: &str, schema: &JSONSchemaProps, place: Place, errors: &mut V
         ("array", _) if schema.items.is_none() => {
             errors.push(FieldError::required(format!("{path}.items"), "must be specified"));
         }
-        (other, _) if is(schema.x_kubernetes_int_or_string) => {
-            let why = "must be empty if x-kubernetes-int-or-string is true";
-            errors.push(FieldError::invalid(at, other, why));
-        }
         _ => {}
     }
 }
