@@ -190,10 +190,14 @@ impl Bench {
 
     async fn until(&self, what: &str, holds: impl Fn() -> bool) {
         let wait = async {
-            while !holds() {
+            loop {
+                // From here on no change is missed.
                 let changed = self.changed.notified();
+                if holds() {
+                    return;
+                }
+                changed.await;
                 // A storm brings thousands of changes a second; looking at each would cost more than the storm.
-                let _ = tokio::time::timeout(Duration::from_millis(5), changed).await;
                 if self.claims.len() + self.volumes.len() > 100 {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
