@@ -25,6 +25,8 @@ pub mod annotation {
     pub const NODE_CSI_IDS: &str = "csi.volume.kubernetes.io/nodeid";
     /// On a Node: the attach/detach controller is in charge of its volumes.
     pub const CONTROLLER_MANAGED_ATTACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
+    /// On a CSINode: the old plugins, with commas between them, whose volumes the node takes as their drivers' volumes.
+    pub const MIGRATED_PLUGINS: &str = "storage.alpha.kubernetes.io/migrated-plugins";
     /// What the controllers write where only the presence of an annotation counts.
     pub const YES: &str = "yes";
 }

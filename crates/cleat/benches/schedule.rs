@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cleat::up::objects::WAIT_CLASS;
+use cleat::up::objects::{CLASS, WAIT_CLASS};
 use cleat::up::{Config, Stack};
 use cleat_api::key::Key;
 use cleat_api::{claim, pod};
@@ -54,8 +54,8 @@ async fn burst(client: &Client, round: usize, pods: usize, nodes: usize) {
     let caches = Caches::new(client.clone(), CancellationToken::new());
     let placed: Arc<Mutex<HashMap<Key, Instant>>> = Arc::default();
     let news = Arc::new(Notify::new());
-    let (all_pods, all_claims) = (caches.pods(), caches.claims());
-    tokio::join!(all_pods.synced(), all_claims.synced());
+    let (all_pods, all_claims, all_nodes) = (caches.pods(), caches.claims(), caches.nodes());
+    tokio::join!(all_pods.synced(), all_claims.synced(), all_nodes.synced());
     let (seen, wake) = (placed.clone(), news.clone());
     all_pods.subscribe(move |change: &Change<Pod>| {
         let object = change.object();
@@ -65,7 +65,21 @@ async fn burst(client: &Client, round: usize, pods: usize, nodes: usize) {
         wake.notify_one();
     });
     let wake = news.clone();
+    all_nodes.subscribe(move |_: &Change<Node>| wake.notify_one());
+    // A node is open once the taint that it was created with is gone.
+    let is_open = |n: &Arc<Node>| n.spec.as_ref().is_none_or(|s| s.taints.iter().flatten().next().is_none());
+    while all_nodes.all().iter().filter(|n| is_open(n)).count() < nodes + 1 {
+        news.notified().await;
+    }
+    let wake = news.clone();
     all_claims.subscribe(move |_: &Change<PersistentVolumeClaim>| wake.notify_one());
+
+    // The first volume tells that the driver has started.
+    let warm_up: PersistentVolumeClaim = object(claim_of("warm-up", CLASS));
+    write::create(client, &warm_up).await.expect("a claim");
+    while all_claims.all().iter().filter(|c| claim::claim_phase(c) == "Bound").count() == 0 {
+        news.notified().await;
+    }
 
     let begun = Instant::now();
     let made: Arc<Mutex<HashMap<Key, Instant>>> = Arc::default();
@@ -77,7 +91,7 @@ async fn burst(client: &Client, round: usize, pods: usize, nodes: usize) {
             let is_bound = |c: &Arc<PersistentVolumeClaim>| claim::claim_phase(c) == "Bound";
             let (on_nodes, bound) = (all_pods.all(), all_claims.all());
             if on_nodes.iter().filter(|p| is_there(p)).count() == pods
-                && bound.iter().filter(|c| is_bound(c)).count() == pods
+                && bound.iter().filter(|c| is_bound(c)).count() == pods + 1
             {
                 return;
             }
@@ -125,13 +139,17 @@ async fn add_node(client: &Client, n: usize) {
     write::create(client, &csi_node).await.expect("its drivers");
 }
 
+fn claim_of(name: &str, class: &str) -> Value {
+    json!({
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"storageClassName": class, "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "1Gi"}}},
+    })
+}
+
 async fn add_pod(client: &Client, n: usize, made: Arc<Mutex<HashMap<Key, Instant>>>) {
     let name = format!("p{n}");
-    let claim: PersistentVolumeClaim = object(json!({
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {"storageClassName": WAIT_CLASS, "accessModes": ["ReadWriteOnce"],
-            "resources": {"requests": {"storage": "1Gi"}}},
-    }));
+    let claim: PersistentVolumeClaim = object(claim_of(&name, WAIT_CLASS));
     write::create(client, &claim).await.expect("a claim");
     let pod: Pod = object(json!({
         "metadata": {"name": name, "namespace": "default"},

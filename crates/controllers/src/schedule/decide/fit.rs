@@ -4,13 +4,13 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use cleat_api::keys::{label, taint};
-use cleat_api::matching::{is_suitable, is_usable, reaches};
+use cleat_api::matching::{is_suitable, is_usable};
 use cleat_api::selector::{self, topology_matches};
 use cleat_api::toleration::tolerates;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Taint, Toleration};
 
 use super::World;
-use super::host::{Facts, Handle, Host};
+use super::host::{Facts, Handle, Host, driver_of};
 use super::needs::{Delayed, Needs};
 use super::why::Reason;
 
@@ -35,7 +35,7 @@ impl World {
         if needs.is_volume_gone {
             return Err(vec![Reason::VolumeGone]);
         }
-        if !needs.bound.iter().all(|volume| reaches(volume, &facts.node)) {
+        if !needs.bound.iter().all(|volume| host.reaches(&facts.node, volume)) {
             return Err(vec![Reason::VolumeAffinity]);
         }
         let choice = self.choose(host, facts, needs).map_err(|reason| vec![reason])?;
@@ -86,7 +86,7 @@ impl World {
                 // A provisioner was asked already: it is not for us to take another volume, and for it to say what is left.
                 Some(_) => self.can_be_made(host, facts, delayed)?,
                 None => {
-                    if let Some(volume) = self.existing(facts, delayed, &choice)? {
+                    if let Some(volume) = self.existing(host, facts, delayed, &choice)? {
                         choice.taken.push((volume.clone(), delayed.claim.clone()));
                         continue;
                     }
@@ -102,13 +102,14 @@ impl World {
     /// A volume set aside for the claim, or else the smallest free one that suits it here.
     fn existing(
         &self,
+        host: &Host,
         facts: &Facts,
         delayed: &Delayed,
         chosen: &Choice,
     ) -> Result<Option<&Arc<PersistentVolume>>, Reason> {
         let claim = &delayed.claim;
         if let Some(reserved) = delayed.reserved.iter().find(|v| is_usable(v, claim)) {
-            if !reaches(reserved, &facts.node) {
+            if !host.reaches(&facts.node, reserved) {
                 return Err(Reason::NoVolume);
             }
             return Ok(reserved.metadata.name.as_deref().and_then(|name| self.volume(name)));
@@ -118,7 +119,7 @@ impl World {
             |v: &PersistentVolume| chosen.taken.iter().any(|(other, _)| other.metadata.name == v.metadata.name);
         Ok(self
             .free_volumes(class, facts.hostname(), delayed.bytes)
-            .find(|v| !is_taken(v) && is_usable(v, claim) && is_suitable(v, claim) && reaches(v, &facts.node)))
+            .find(|v| !is_taken(v) && is_usable(v, claim) && is_suitable(v, claim) && host.reaches(&facts.node, v)))
     }
 
     fn can_be_made(&self, host: &Host, facts: &Facts, delayed: &Delayed) -> Result<(), Reason> {
@@ -132,8 +133,9 @@ impl World {
             return Err(Reason::NoVolume);
         }
         // A provisioner without a CSIDriver may have nothing to do with nodes.
-        if self.drivers.contains_key(provisioner) && !host.drivers.contains_key(provisioner) {
-            return Err(Reason::DriverMissing(provisioner.to_owned()));
+        let driver = driver_of(class);
+        if self.drivers.contains_key(driver) && !host.drivers.contains_key(driver) {
+            return Err(Reason::DriverMissing(driver.to_owned()));
         }
         Ok(())
     }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use cleat_api::condition::node_ready;
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::{label, taint};
+use cleat_api::keys::{annotation, label, taint};
+use cleat_api::{matching, migrate};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Taint};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
 
@@ -21,15 +22,21 @@ pub(super) struct Handle {
 
 impl Handle {
     pub(super) fn of(volume: &PersistentVolume) -> Option<Self> {
-        let csi = volume.spec.as_ref()?.csi.as_ref()?;
+        let csi = migrate::csi(volume).ok().flatten()?;
         Some(Self { driver: csi.driver.clone(), id: csi.volume_handle.clone() })
     }
 
     pub(super) fn to_be_made(claim: &PersistentVolumeClaim, class: &StorageClass) -> Option<Self> {
-        let is_driver = !class.provisioner.starts_with("kubernetes.io/");
+        let driver = driver_of(class);
+        let is_driver = !driver.starts_with("kubernetes.io/");
         let id = || format!("claim {}", Key::of(&claim.metadata));
-        is_driver.then(|| Self { driver: class.provisioner.clone(), id: id() })
+        is_driver.then(|| Self { driver: driver.to_owned(), id: id() })
     }
+}
+
+/// The driver that makes a class's volumes; that of an old plugin's class is the one that took over.
+pub(super) fn driver_of(class: &StorageClass) -> &str {
+    migrate::driver_of(&class.provisioner).unwrap_or(&class.provisioner)
 }
 
 /// Everything under one node's name. What pods, drivers and attachments say can be known before the Node itself.
@@ -39,6 +46,8 @@ pub(super) struct Host {
     pub(super) load: Load,
     /// How many volumes each installed driver takes here; none is no limit.
     pub(super) drivers: HashMap<String, Option<usize>>,
+    /// Old plugins whose volumes are taken for their drivers' here.
+    pub(super) migrated: BTreeSet<String>,
     /// The volumes of VolumeAttachments for this node, by attachment: driver and PersistentVolume.
     pub(super) attached: HashMap<String, (String, String)>,
 }
@@ -63,6 +72,18 @@ pub(super) struct Load {
     pub(super) disks: Vec<Disk>,
     /// Volumes by driver, each with the number of pods that have it.
     pub(super) volumes: HashMap<String, HashMap<String, usize>>,
+}
+
+impl Host {
+    /// The volume can be had here. One of an old plugin is in the zones of the driver that took over, if the node says so.
+    pub(super) fn reaches(&self, node: &Node, volume: &PersistentVolume) -> bool {
+        let moved = migrate::volume(volume).ok().filter(|moved| {
+            let driver = moved.spec.as_ref().and_then(|s| s.csi.as_ref()).map(|csi| csi.driver.as_str());
+            let plugin = migrate::ALL.iter().find(|moved| Some(moved.driver) == driver);
+            plugin.is_some_and(|moved| self.migrated.contains(moved.plugin))
+        });
+        matching::reaches(moved.as_deref().unwrap_or(volume), node)
+    }
 }
 
 impl Facts {
@@ -94,10 +115,9 @@ impl Facts {
     /// What pods could hope for from this change.
     pub(super) fn news(&self, before: Option<&Self>) -> Causes {
         let Some(before) = before else { return Causes::ANY };
-        let changed = |differs: bool, cause: Causes| if differs { cause } else { Causes::NONE };
-        changed(self.node.metadata.labels != before.node.metadata.labels, Causes::LABELS)
-            | changed(self.taints != before.taints || self.is_cordoned != before.is_cordoned, Causes::TAINTS)
-            | changed(self.allocatable != before.allocatable, Causes::ROOM)
+        Causes::LABELS.when(self.node.metadata.labels != before.node.metadata.labels)
+            | Causes::TAINTS.when(self.taints != before.taints || self.is_cordoned != before.is_cordoned)
+            | Causes::ROOM.when(self.allocatable != before.allocatable)
     }
 }
 
@@ -105,6 +125,11 @@ pub(super) fn drivers(csi_node: &CSINode) -> HashMap<String, Option<usize>> {
     let limit = |count: Option<i32>| count.and_then(|count| usize::try_from(count).ok());
     let drivers = csi_node.spec.drivers.iter();
     drivers.map(|d| (d.name.clone(), limit(d.allocatable.as_ref().and_then(|a| a.count)))).collect()
+}
+
+pub(super) fn migrated(csi_node: &CSINode) -> BTreeSet<String> {
+    let listed = csi_node.metadata.annotation(annotation::MIGRATED_PLUGINS).unwrap_or_default();
+    listed.split(',').filter(|plugin| !plugin.is_empty()).map(ToOwned::to_owned).collect()
 }
 
 impl Load {

@@ -19,7 +19,6 @@ use std::sync::Arc;
 use cleat_api::claim::{claim_class, is_reserved_for, requested, volume_name};
 use cleat_api::key::{Key, Meta as _};
 use cleat_api::keys::annotation;
-use cleat_api::matching::reaches;
 use cleat_api::pod::claim_volumes;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, ObjectReference, PersistentVolume, PersistentVolumeClaim, Pod};
@@ -28,6 +27,7 @@ use kube::Resource as _;
 pub use why::{Causes, Reason, Unready, Why};
 pub use world::{SCHEDULER, World};
 
+use host::Host;
 use needs::{Needs, is_bound};
 use score::Candidate;
 use world::Acting;
@@ -213,10 +213,10 @@ impl World {
         let Some(placed) = self.placed.get(key) else { return Decision::Await };
         let node = placed.node.clone();
         let is_late = placed.reserved.is_some_and(|since| now.duration_since(since) >= BIND_TIMEOUT);
-        let facts = self.hosts.get(&node).and_then(|host| host.facts.as_ref());
-        let verdict = match facts {
+        let host = self.hosts.get(&node).and_then(|host| Some((host, &host.facts.as_ref()?.node)));
+        let verdict = match host {
             None => Err(Lost::Place(format!("node {node:?} not found"))),
-            Some(facts) => self.progress(pod, &facts.node, &placed.taken),
+            Some((host, node)) => self.progress(pod, host, node, &placed.taken),
         };
         match verdict {
             Ok(Progress::Ready) => return Decision::Bind { node },
@@ -237,7 +237,7 @@ impl World {
         Decision::GiveUp { message: format!("binding volumes: {message}") }
     }
 
-    fn progress(&self, pod: &Pod, node: &Node, taken: &BTreeMap<Key, String>) -> Result<Progress, Lost> {
+    fn progress(&self, pod: &Pod, host: &Host, node: &Node, taken: &BTreeMap<Key, String>) -> Result<Progress, Lost> {
         let mut progress = Progress::Ready;
         for used in claim_volumes(pod) {
             let name = &used.claim.name;
@@ -247,7 +247,7 @@ impl World {
             let volume = volume_name(claim).and_then(|name| self.volume(name));
             let set_aside = || self.reserved_for(&used.claim).find(|v| is_reserved_for(v, claim));
             let known = volume.or_else(set_aside);
-            if known.is_some_and(|volume| !reaches(volume, node)) {
+            if known.is_some_and(|volume| !host.reaches(node, volume)) {
                 return Err(Lost::Place(format!("volume of PVC {name:?} does not reach the node")));
             }
             match (claim.metadata.annotation(annotation::SELECTED_NODE), taken.get(&used.claim)) {

@@ -6,6 +6,7 @@ use cleat_api::access::READ_WRITE_ONCE_POD;
 use cleat_api::claim::{claim_class, claim_phase, is_reserved_for, requested, volume_name, waits_for_consumer};
 use cleat_api::key::{Key, Meta as _};
 use cleat_api::keys::annotation;
+use cleat_api::migrate;
 use cleat_api::pod::{ClaimVolume, claim_volumes};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -84,7 +85,7 @@ impl World {
         if is_unbound {
             return Err(Unready::Unbound);
         }
-        needs.volumes = needs.bound.iter().filter_map(|volume| Handle::of(volume)).collect();
+        needs.volumes = needs.bound.iter().filter_map(|volume| Handle::of(volume)).chain(inline(pod)).collect();
         needs.delayed.sort_by_key(|d| d.bytes);
         Ok(needs)
     }
@@ -121,7 +122,7 @@ impl World {
                 None => Handle::to_be_made(claim, self.class_of(claim)?),
             }
         };
-        claim_volumes(pod).into_iter().filter_map(handle).collect()
+        claim_volumes(pod).into_iter().filter_map(handle).chain(inline(pod)).collect()
     }
 
     fn is_placed_elsewhere(&self, claim: &Key, pod: &Key) -> bool {
@@ -143,4 +144,12 @@ fn is_owned(claim: &PersistentVolumeClaim, pod: &Pod) -> bool {
 fn inline_drivers(pod: &Pod) -> Vec<String> {
     let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
     volumes.filter_map(|v| v.csi.as_ref().map(|csi| csi.driver.clone())).collect()
+}
+
+/// Disks of old plugins that the pod names itself, as their drivers' volumes.
+fn inline(pod: &Pod) -> Vec<Handle> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
+    let disks = volumes.filter_map(|volume| migrate::inline(volume, namespace).ok().flatten());
+    disks.filter_map(|disk| Handle::of(&disk)).collect()
 }

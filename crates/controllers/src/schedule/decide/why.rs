@@ -25,6 +25,10 @@ impl Causes {
     pub const DRIVERS: Self = Self(32);
     pub const ANY: Self = Self(63);
 
+    pub fn when(self, holds: bool) -> Self {
+        if holds { self } else { Self::NONE }
+    }
+
     pub fn meets(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }

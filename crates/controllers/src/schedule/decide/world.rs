@@ -309,11 +309,12 @@ impl World {
 
     pub fn set_csi_node(&mut self, name: &str, object: Option<&CSINode>) {
         let drivers = object.map(host::drivers).unwrap_or_default();
+        let migrated = object.map(host::migrated).unwrap_or_default();
         let host = self.hosts.entry(name.to_owned()).or_default();
-        if host.drivers != drivers {
-            host.drivers = drivers;
-            self.wake(Causes::DRIVERS);
-        }
+        let news = Causes::DRIVERS.when(host.drivers != drivers) | Causes::VOLUMES.when(host.migrated != migrated);
+        host.drivers = drivers;
+        host.migrated = migrated;
+        self.wake(news);
         self.prune(name);
     }
 

@@ -491,3 +491,52 @@ fn a_pod_of_the_same_name_is_another_pod() {
     s.carry_out();
     assert_eq!(s.turn(), ["p: bind n1"]);
 }
+
+/// Disks that old plugins had are the volumes of the drivers that took over.
+#[test]
+fn volumes_of_old_plugins_are_their_drivers() {
+    const DRIVER: &str = "pd.csi.storage.gke.io";
+    let zone = json!({"spec": {"csi": null, "gcePersistentDisk": {"pdName": "d"}, "nodeAffinity": {"required":
+        {"nodeSelectorTerms": [{"matchExpressions": [
+            {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["a"]}]}]}}}});
+    let labels = json!({"metadata": {"labels": {"topology.gke.io/zone": "a"}}});
+    let installed = |count: usize| json!([{"name": DRIVER, "nodeID": "n1", "allocatable": {"count": count}}]);
+    let wait = |why: &str| format!("p: wait 0/1 nodes are available: 1 {why}.");
+    for (case, plugins, drivers, want) in [
+        ("in the driver's zone", "kubernetes.io/aws-ebs,kubernetes.io/gce-pd", installed(9), "p: bind n1".to_owned()),
+        ("the node has not moved yet", "", installed(9), wait("node(s) didn't match PersistentVolume's node affinity")),
+        (
+            "the driver is not there",
+            "kubernetes.io/gce-pd",
+            json!([]),
+            wait("pd.csi.storage.gke.io CSI driver is not installed on the node"),
+        ),
+        ("no more of them", "kubernetes.io/gce-pd", installed(0), wait("node(s) exceed max volume count")),
+    ] {
+        let said = alone(|s| {
+            s.node("n1", labels.clone());
+            let object = json!({"metadata": {"annotations": {annotation::MIGRATED_PLUGINS: plugins}},
+                "spec": {"drivers": drivers}});
+            s.world.set_csi_node("n1", Some(&serde_json::from_value::<CSINode>(object).unwrap()));
+            s.bound("c", json!({}), zone.clone());
+            s.pod("p", &["c"], json!({}));
+        });
+        assert_eq!(said, want, "{case}");
+    }
+    // One that the pod names itself counts too.
+    let disk = json!({"spec": {"volumes": [{"name": "v", "gcePersistentDisk": {"pdName": "x"}}]}});
+    let said = alone(|s| {
+        s.node("n1", json!({}));
+        s.csi_node("n1", installed(1));
+        s.pod("other", &[], merged(&disk, &json!({"spec": {"nodeName": "n1"}})));
+        s.bound("c", json!({}), json!({"spec": {"csi": {"driver": DRIVER}}}));
+        s.pod("p", &["c"], json!({}));
+    });
+    assert_eq!(said, wait("node(s) exceed max volume count"));
+    // A class of the old name is its driver's.
+    let said = with_claim("old", |s| {
+        s.class("old", json!({"provisioner": "kubernetes.io/gce-pd", "volumeBindingMode": "WaitForFirstConsumer"}));
+        s.csi_node("n1", installed(0));
+    });
+    assert_eq!(said, wait("node(s) exceed max volume count"));
+}
