@@ -236,6 +236,8 @@ async fn a_silent_node_keeps_its_volume_until_its_time_is_over() {
     let attachment = rig.left_in_use("v", "n1").await;
     rig.pod("heir", "n2", claimed("v")).await;
     rig.event("heir", "Volume is already exclusively attached to one node").await;
+    // The time counts from when the controller sees that nobody needs the volume.
+    rig.looked_around("earlier", "n1").await;
     rig.put_forward(3600);
     rig.looked_around("w", "n1").await;
     rig.made(&attachment).await;
