@@ -17,8 +17,11 @@ const FMT: &[&str] = &["fmt", "--all", "--check"];
 const CLIPPY: &[&str] = &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
 const TEST: &[&str] = &["test", "--workspace"];
 const DENY: &[&str] = &["deny", "check", "bans", "licenses", "sources"];
+/// Each test program has its own table of mounts: whoever else makes a namespace meanwhile takes no copy of its mounts along,
+/// which would keep their devices, and what a failed test leaves mounted goes with the program.
+const APART: &[&str] = &["--config", r#"target."cfg(unix)".runner=["unshare","--mount"]"#];
 /// Only the test programs get root; what cargo writes stays the caller's.
-const AS_ROOT: &[&str] = &["--config", r#"target."cfg(unix)".runner=["sudo","-E"]"#];
+const APART_AS_ROOT: &[&str] = &["--config", r#"target."cfg(unix)".runner=["sudo","-E","unshare","--mount"]"#];
 
 type Step = fn(&Path) -> Result<Outcome>;
 
@@ -66,9 +69,11 @@ fn check_tidy(root: &Path) -> Result<Outcome> {
 /// Passes the runner's output through and closes with one line of totals over all test programs.
 fn test(root: &Path) -> Result<Outcome> {
     let mut command = cargo(root, TEST);
-    if !is_root()? {
+    if is_root()? {
+        command.args(APART);
+    } else {
         eprintln!("    mounts need root: the test programs run under sudo");
-        command.args(AS_ROOT);
+        command.args(APART_AS_ROOT);
     }
     let mut child = command.stdout(Stdio::piped()).spawn().context("starting cargo test")?;
     let mut totals = Totals::default();
