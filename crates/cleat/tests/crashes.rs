@@ -8,7 +8,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use support::Machine;
-use support::stack::{Stack, claim, pod};
+use support::stack::{Stack, claim, dying_at, pod};
 
 /// The points of each component, as its module documents them. A point that is never reached fails the test.
 const STACK: &[&str] = &[
@@ -70,44 +70,31 @@ fn chosen(points: &'static [&'static str]) -> impl Iterator<Item = &'static str>
     points.iter().copied().filter(move |point| only.as_deref().is_none_or(|only| only == *point))
 }
 
-/// Each step can be repeated: it is, whenever the stack died under it.
 fn round_trip(point: &str) {
     let machine = Machine::new();
-    let mut stack = Stack::start_with(&machine, 2, Some(point));
-    let mut step = |name: &str, work: &dyn Fn(&Stack) -> bool| {
-        for _ in 0..3 {
-            if work(&stack) {
-                return;
-            }
-            assert!(stack.is_dead(), "{point}: step {name:?} failed on a living stack");
-            stack = Stack::start(&machine, 2);
-        }
-        panic!("{point}: step {name:?} does not succeed");
-    };
-    let applied = |s: &Stack, yaml: &str| s.try_kubectl(&["apply", "-f", "-"], Some(yaml)).status.success();
-    let holds = |s: &Stack, arguments: &[&str]| s.kubectl_while_alive(&[arguments, &["--timeout=60s"]].concat());
+    let mut step = dying_at(&machine, point);
     let mounted = "--for=condition=cleat.dev/VolumesMounted";
 
-    step("claim", &|s| applied(s, &claim("c")));
+    step("claim", &|s| s.applied(&claim("c")));
     step("bound", &|s| s.try_wait_field("pvc/c", "{.status.phase}", "Bound"));
-    step("first pod", &|s| applied(s, &pod("first", "node-1", "c")));
-    step("mounted", &|s| holds(s, &["wait", "pod/first", mounted]));
+    step("first pod", &|s| s.applied(&pod("first", "node-1", "c")));
+    step("mounted", &|s| s.holds(&["wait", "pod/first", mounted]));
     step("written", &|s| {
         // The stack may die at any moment; then the question is asked again.
         let Some(target) = s.try_mount("first", "node-1", "c") else { return false };
         fs::write(target.join("f"), "kept").unwrap();
         true
     });
-    step("first deleted", &|s| holds(s, &["delete", "pod/first", "--ignore-not-found"]));
-    step("second pod", &|s| applied(s, &pod("second", "node-2", "c")));
-    step("mounted elsewhere", &|s| holds(s, &["wait", "pod/second", mounted]));
+    step("first deleted", &|s| s.holds(&["delete", "pod/first", "--ignore-not-found"]));
+    step("second pod", &|s| s.applied(&pod("second", "node-2", "c")));
+    step("mounted elsewhere", &|s| s.holds(&["wait", "pod/second", mounted]));
     step("read", &|s| {
         let Some(target) = s.try_mount("second", "node-2", "c") else { return false };
         assert_eq!(fs::read_to_string(target.join("f")).unwrap(), "kept", "{point}");
         true
     });
-    step("second deleted", &|s| holds(s, &["delete", "pod/second", "--ignore-not-found"]));
-    step("claim deleted", &|s| holds(s, &["delete", "pvc/c", "--ignore-not-found"]));
+    step("second deleted", &|s| s.holds(&["delete", "pod/second", "--ignore-not-found"]));
+    step("claim deleted", &|s| s.holds(&["delete", "pvc/c", "--ignore-not-found"]));
     step("volume gone", &|s| s.try_wait_no_volumes());
     assert!(machine.scratch("crashed").exists(), "{point} was never reached");
     machine.assert_nothing_left();
@@ -117,8 +104,7 @@ fn round_trip(point: &str) {
 fn deleted_after(point: &str) {
     let machine = Machine::new();
     let mut stack = Stack::start_with(&machine, 1, Some(point));
-    let applied = stack.try_kubectl(&["apply", "-f", "-"], Some(&claim("c"))).status.success();
-    assert!(applied || stack.is_dead(), "{point}");
+    assert!(stack.applied(&claim("c")) || stack.is_dead(), "{point}");
     let deadline = Instant::now() + Duration::from_secs(60);
     while !stack.is_dead() {
         assert!(Instant::now() < deadline, "{point} was never reached");

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 
 use support::Machine;
-use support::stack::Stack;
+use support::stack::{Stack, dying_at};
 
 const SELECTED: &str = "{.metadata.annotations.volume\\.kubernetes\\.io/selected-node}";
 
@@ -208,29 +208,16 @@ fn on_node_2() -> String {
 fn a_choice_survives_a_kill_at_every_boundary() {
     for point in ["schedule:volume-reserved", "schedule:node-selected", "schedule:pod-bound"] {
         let machine = Machine::new();
-        let mut stack = Stack::start_with(&machine, 2, Some(point));
-        let mut step = |name: &str, work: &dyn Fn(&Stack) -> bool| {
-            for _ in 0..3 {
-                if work(&stack) {
-                    return;
-                }
-                assert!(stack.is_dead(), "{point}: step {name:?} failed on a living stack");
-                stack = Stack::start(&machine, 2);
-            }
-            panic!("{point}: step {name:?} does not succeed");
-        };
-        let applied = |s: &Stack, yaml: &str| s.try_kubectl(&["apply", "-f", "-"], Some(yaml)).status.success();
-        let holds = |s: &Stack, arguments: &[&str]| s.kubectl_while_alive(&[arguments, &["--timeout=60s"]].concat());
-        step("volume", &|s| applied(s, &on_node_2()));
+        let mut step = dying_at(&machine, point);
+        step("volume", &|s| s.applied(&on_node_2()));
         step("claims", &|s| {
-            applied(
-                s,
+            s.applied(
                 &(claim("made", "cleat-block-wait", "ReadWriteOnce") + &claim("found", "by-hand", "ReadWriteOnce")),
             )
         });
-        step("pods", &|s| applied(s, &(pod("p", &["made"], "") + &pod("q", &["found"], ""))));
-        step("placed", &|s| holds(s, &["wait", "pod/q", "--for=condition=PodScheduled"]));
-        step("mounted", &|s| holds(s, &["wait", "pod/p", "--for=condition=cleat.dev/VolumesMounted"]));
+        step("pods", &|s| s.applied(&(pod("p", &["made"], "") + &pod("q", &["found"], ""))));
+        step("placed", &|s| s.holds(&["wait", "pod/q", "--for=condition=PodScheduled"]));
+        step("mounted", &|s| s.holds(&["wait", "pod/p", "--for=condition=cleat.dev/VolumesMounted"]));
         step("as chosen", &|s| {
             let field = |what: &str, path: &str| {
                 let output = s.try_kubectl(&["get", what, "-o", &format!("jsonpath={path}")], None);
@@ -248,7 +235,7 @@ fn a_choice_survives_a_kill_at_every_boundary() {
             true
         });
         assert!(machine.scratch("crashed").exists(), "{point} was never reached");
-        step("gone", &|s| holds(s, &["delete", "pod/p", "pod/q", "pvc/made", "--ignore-not-found"]));
+        step("gone", &|s| s.holds(&["delete", "pod/p", "pod/q", "pvc/made", "--ignore-not-found"]));
     }
 }
 

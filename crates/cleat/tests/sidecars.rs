@@ -112,15 +112,8 @@ fn a_provisioner_of_its_own_serves_claims_with_the_flags_of_the_go_one() {
     let uid = stack.field("pvc/c", "{.metadata.uid}");
     assert_eq!(volume, format!("disk-{uid}"));
     assert_eq!(stack.field("pvc/c", "{.metadata.finalizers}"), "[\"kubernetes.io/pvc-protection\"]");
-    let holder = stack.kubectl(&[
-        "get",
-        "lease",
-        "block.cleat.dev",
-        "-n",
-        "kube-system",
-        "-o",
-        "jsonpath={.spec.holderIdentity}",
-    ]);
+    let lease = ["get", "lease", "block.cleat.dev", "-n", "kube-system", "-o", "jsonpath={.spec.holderIdentity}"];
+    let holder = stack.kubectl(&lease);
     assert!(!holder.is_empty(), "the lease has a holder");
     let metrics = ask(&address, "/metrics");
     for name in ["csi_operations_seconds_count{method_name=\"CreateVolume\"", "workqueue_depth{name=\"provision\"}"] {
@@ -139,15 +132,7 @@ fn a_provisioner_of_its_own_serves_claims_with_the_flags_of_the_go_one() {
     stack.wait_no_volumes();
     machine.assert_nothing_left();
     assert!(sidecar.end(rustix::process::Signal::TERM).success(), "it ends cleanly");
-    let holder = stack.kubectl(&[
-        "get",
-        "lease",
-        "block.cleat.dev",
-        "-n",
-        "kube-system",
-        "-o",
-        "jsonpath={.spec.holderIdentity}",
-    ]);
+    let holder = stack.kubectl(&lease);
     assert_eq!(holder, "", "and gives the lease back");
 }
 

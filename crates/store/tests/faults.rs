@@ -123,16 +123,21 @@ fn an_error_of_the_file_refuses_writes_and_serves_reads() {
     assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stdout));
 }
 
-#[tokio::test]
-async fn a_truncated_or_scribbled_file_is_refused_and_left_alone() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("store.redb");
-    let store = open(&path);
+/// A store of 200 objects, closed; its bytes.
+async fn filled(path: &Path) -> Vec<u8> {
+    let store = open(path);
     for i in 0..200 {
         store.create(&format!("/k/{i}"), Bytes::from(vec![b'x'; 2000])).await.unwrap();
     }
     drop(store);
-    let good = std::fs::read(&path).unwrap();
+    std::fs::read(path).unwrap()
+}
+
+#[tokio::test]
+async fn a_truncated_or_scribbled_file_is_refused_and_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store.redb");
+    let good = filled(&path).await;
     let mut scribbled = good.clone();
     scribbled[..4096].fill(0xAA);
     for (case, bytes) in [
@@ -161,12 +166,7 @@ async fn a_truncated_or_scribbled_file_is_refused_and_left_alone() {
 async fn damage_anywhere_is_refused_or_harmless() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("store.redb");
-    let store = open(&path);
-    for i in 0..200 {
-        store.create(&format!("/k/{i}"), Bytes::from(vec![b'x'; 2000])).await.unwrap();
-    }
-    drop(store);
-    let good = std::fs::read(&path).unwrap();
+    let good = filled(&path).await;
     let mut refused = 0;
     // One byte is turned, at places spread over the whole file.
     for at in (0..good.len()).step_by(good.len() / 97) {

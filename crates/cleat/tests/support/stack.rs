@@ -16,6 +16,22 @@ use super::Machine;
 const PATIENCE: &str = "--timeout=60s";
 const REQUEST_PATIENCE: &str = "--request-timeout=60s";
 
+/// Starts a stack of two nodes that dies at `point`, and gives what takes steps with it. Each step can be repeated: it is,
+/// whenever the stack died under it.
+pub(crate) fn dying_at<'m>(machine: &'m Machine, point: &'m str) -> impl FnMut(&str, &dyn Fn(&Stack<'m>) -> bool) {
+    let mut stack = Stack::start_with(machine, 2, Some(point));
+    move |name, work| {
+        for _ in 0..3 {
+            if work(&stack) {
+                return;
+            }
+            assert!(stack.is_dead(), "{point}: step {name:?} failed on a living stack");
+            stack = Stack::start(machine, 2);
+        }
+        panic!("{point}: step {name:?} does not succeed");
+    }
+}
+
 pub(crate) struct Stack<'m> {
     machine: &'m Machine,
     process: Option<Child>,
@@ -129,6 +145,16 @@ impl<'m> Stack<'m> {
 
     pub(crate) fn apply(&self, yaml: &str) {
         said(&["apply"], &self.try_kubectl(&["apply", "-f", "-"], Some(yaml)));
+    }
+
+    /// For a stack that may die.
+    pub(crate) fn applied(&self, yaml: &str) -> bool {
+        self.try_kubectl(&["apply", "-f", "-"], Some(yaml)).status.success()
+    }
+
+    /// The same of a kubectl that waits.
+    pub(crate) fn holds(&self, arguments: &[&str]) -> bool {
+        self.kubectl_while_alive(&[arguments, &[PATIENCE]].concat())
     }
 
     pub(crate) fn wait(&self, what: &str, condition: &str) {

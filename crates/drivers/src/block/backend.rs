@@ -210,7 +210,8 @@ impl Pool {
                 record = volume.fill_or_remove(record, origin)?;
             }
             None => {
-                // The file system keeps the order of the two: one wait for the disk serves both.
+                // One wait for the disk: most file systems take the image along, and where one does not, whoever needs
+                // the image makes it again.
                 volume.make_image(&record)?;
                 recorded.sync()?;
             }

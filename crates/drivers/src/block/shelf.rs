@@ -29,7 +29,7 @@ pub(crate) struct Unsynced<'a> {
 }
 
 impl Unsynced<'_> {
-    /// Durable when it returns, and with it all that was made in the directory before.
+    /// Durable when it returns.
     pub(crate) fn sync(self) -> Result<(), Failure> {
         self.file.sync_all().map_err(failed("sync the record", &self.path))?;
         match self.shelf.sync_names {
