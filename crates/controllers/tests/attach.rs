@@ -11,6 +11,7 @@ use cleat_api::{build, names};
 use cleat_apiserver::{ApiServer, Config};
 use cleat_controllers::Context;
 use cleat_controllers::attach::{self, Policy};
+use cleat_flex::Drivers;
 use cleat_runtime::{Caches, Clock};
 use k8s_openapi::api::core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
@@ -38,8 +39,9 @@ struct Rig {
     client: Client,
     clock: Arc<Hands>,
     stop: CancellationToken,
+    flex: Drivers,
     _server: ApiServer,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl Drop for Rig {
@@ -54,7 +56,8 @@ impl Rig {
         let server = ApiServer::open(Config::new(dir.path(), ([127, 0, 0, 1], 0).into())).await.unwrap();
         let client = server.client("system:admin");
         let clock = Arc::new(Hands(Mutex::new(Timestamp::now())));
-        Self { client, clock, stop: CancellationToken::new(), _server: server, _dir: dir }
+        let flex = Drivers::new(cleat_flex::Config::new(dir.path().join("flex"), dir.path().join("calls")));
+        Self { client, clock, stop: CancellationToken::new(), flex, _server: server, dir }
     }
 
     /// With the rights that its role gives it, as in `cleat up`.
@@ -62,7 +65,8 @@ impl Rig {
         let client = self._server.component("system:cleat:attach-detach");
         let caches = Caches::new(self._server.component("system:cleat:caches"), self.stop.clone());
         let context = Context { client, caches, clock: self.clock.clone() };
-        tokio::spawn(attach::run(context, policy, self.stop.clone()));
+        tokio::spawn(attach::run(context, policy, self.flex.clone(), self.stop.clone()));
+        tokio::spawn(self.flex.clone().run(self.stop.clone()));
     }
 
     fn all<K>(&self) -> Api<K>

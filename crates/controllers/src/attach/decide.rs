@@ -1,6 +1,6 @@
 //! Where a volume should be attached, and what a node is told and may lose. Pure.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::PersistentVolumeSpec;
@@ -133,7 +133,7 @@ fn place(seen: &VolumeSeen, node: &str) -> Option<VolumeDecision> {
 pub struct NodeSeen {
     pub name: String,
     /// What `status.volumesAttached` lists now; `None` where there is no Node object.
-    pub reported: Option<Vec<String>>,
+    pub reported: Option<Vec<Told>>,
     /// The node leaves attaching to this controller. One that is gone did.
     pub managed: bool,
     pub ready: bool,
@@ -142,11 +142,21 @@ pub struct NodeSeen {
     pub volumes: Vec<NodeVolume>,
 }
 
+/// One entry of `status.volumesAttached`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    pub unique: String,
+    /// Empty where the node finds the device by itself.
+    pub device: String,
+}
+
 /// A VolumeAttachment of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeVolume {
     pub attachment: String,
     pub unique: String,
+    /// What the attachment says of the device.
+    pub device: String,
     pub state: State,
     pub wanted: Need,
     pub usage: Usage,
@@ -171,7 +181,7 @@ pub enum Usage {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeDecision {
     /// What the node is to be told, if that differs from what it is told now.
-    pub report: Option<Vec<String>>,
+    pub report: Option<Vec<Told>>,
     /// What leaves the node, once it has been told so.
     pub detach: Vec<Detach>,
     /// When the next volume may be taken by force, if nothing changes.
@@ -211,10 +221,11 @@ pub fn node(seen: &NodeSeen, force_after: Option<Duration>) -> NodeDecision {
     }
     let fates: Vec<(&NodeVolume, Fate)> = seen.volumes.iter().map(|v| (v, fate(seen, v, force_after))).collect();
     let stays = fates.iter().filter(|(v, f)| v.state == State::Confirmed && !matches!(f, Fate::Leaves(_)));
-    let want: BTreeSet<&str> = stays.map(|(v, _)| v.unique.as_str()).collect();
+    let want: BTreeMap<&str, &str> = stays.map(|(v, _)| (v.unique.as_str(), v.device.as_str())).collect();
     let report = seen.reported.as_ref().and_then(|reported| {
-        let have: BTreeSet<&str> = reported.iter().map(String::as_str).collect();
-        (want != have).then(|| want.iter().map(|name| (*name).to_owned()).collect())
+        let have: BTreeMap<&str, &str> = reported.iter().map(|t| (t.unique.as_str(), t.device.as_str())).collect();
+        let told = |(unique, device): (&&str, &&str)| Told { unique: (*unique).into(), device: (*device).into() };
+        (want != have).then(|| want.iter().map(told).collect())
     });
     let leaves = fates.iter().filter(|(v, _)| v.state != State::Leaving).filter_map(|(v, fate)| match fate {
         Fate::Leaves(check) => {

@@ -85,11 +85,11 @@ const UNNEEDED: Need = Need::Unwanted(Duration::from_secs(60));
 const LONG_UNNEEDED: Need = Need::Unwanted(LIMIT);
 
 fn volume_of(state: State, wanted: Need, usage: Usage) -> NodeVolume {
-    NodeVolume { attachment: "va".to_owned(), unique: "v".to_owned(), state, wanted, usage }
+    NodeVolume { attachment: "va".to_owned(), unique: "v".to_owned(), device: String::new(), state, wanted, usage }
 }
 
-fn told() -> Option<Vec<String>> {
-    Some(vec!["v".to_owned()])
+fn told() -> Option<Vec<Told>> {
+    Some(vec![Told { unique: "v".to_owned(), device: String::new() }])
 }
 
 fn leaves(check: Check) -> Vec<Detach> {
@@ -166,6 +166,21 @@ fn only_a_node_that_is_not_ready_loses_what_it_uses_and_only_when_its_time_is_ov
         };
         let decision = node(&seen, limit);
         assert_eq!((decision.detach, decision.again), (detach, again), "{case}");
+    }
+}
+
+#[test]
+fn a_node_is_told_where_the_device_is() {
+    let at = |device: &str| Some(vec![Told { unique: "v".to_owned(), device: device.to_owned() }]);
+    for (case, reported, report) in [
+        ("not told yet", Some(Vec::new()), at("/dev/b")),
+        ("told", at("/dev/b"), None),
+        ("it has moved", at("/dev/a"), at("/dev/b")),
+        ("told without", told(), at("/dev/b")),
+    ] {
+        let volume = NodeVolume { device: "/dev/b".to_owned(), ..volume_of(Confirmed, NEEDED, Usage::InUse) };
+        let seen = NodeSeen { reported, managed: true, ready: true, volumes: vec![volume], ..NodeSeen::default() };
+        assert_eq!(node(&seen, None), NodeDecision { report, ..NodeDecision::default() }, "{case}");
     }
 }
 
