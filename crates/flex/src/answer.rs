@@ -155,11 +155,7 @@ mod tests {
             ("the last of two keys counts", r#"{"status":"Failure","Status":"Success"}"#, Ok(plain.clone())),
             ("what nobody knows is ignored", r#"{"status":"Success","colour":[1]}"#, Ok(plain.clone())),
             ("null is as good as nothing", r#"{"status":"Success","device":null,"capabilities":null}"#, Ok(plain)),
-            (
-                "attached",
-                r#"{"status":"Success","attached":true}"#,
-                Ok(Answer { attached: true, ..Answer::default() }),
-            ),
+            ("attached", r#"{"status":"Success","attached":true}"#, Ok(Answer { attached: true, ..Answer::default() })),
             (
                 "one capability, the others as they are by default",
                 r#"{"status":"Success","Capabilities":{"Attach":false}}"#,

@@ -138,6 +138,7 @@ const COMPONENTS: &[(&str, &[Rule])] = &[
             (CORE, &["secrets"], &["get"]),
         ],
     ),
+    ("system:cleat:flex-attacher", &[(STORAGE, &["volumeattachments", "volumeattachments/status"], &["patch"])]),
 ];
 
 const VIEW: &[Rule] = &[

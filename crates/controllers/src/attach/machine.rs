@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::decide::{self, Attached, Check, Need, NodeSeen, NodeVolume, Source, State, Told, Usage, VolumeSeen, Wanted};
+use super::decide::{
+    self, Attached, Check, Need, NodeSeen, NodeVolume, Source, State, Told, Usage, VolumeSeen, Wanted,
+};
 
 const NODES: usize = 3;
 const VOLUMES: usize = 3;
@@ -455,7 +457,10 @@ impl World {
             }
             for (v, device) in self.nodes[n].live().iter().flat_map(|node| &node.attached) {
                 let confirmed = self.attachments[&(*v, n)].versions.iter().flatten().filter_map(|a| a.confirmed);
-                assert!(confirmed.clone().any(|confirmed| confirmed == *device), "{after}: node {n} is told {device} of {v}");
+                assert!(
+                    confirmed.clone().any(|confirmed| confirmed == *device),
+                    "{after}: node {n} is told {device} of {v}"
+                );
                 assert!(self.published.contains(&(*v, n)), "{after}: node {n} is told that it has {v}");
             }
         }

@@ -17,6 +17,8 @@
 //! - A creation whose answer got lost is repeated before another node gets the volume.
 //! - A deletion whose answer got lost counts as done until the server says otherwise, and nothing is deleted that the live
 //!   Node still lists as attached: what the node is told holds whatever this controller has missed.
+//! - Volumes of FlexVolume drivers have VolumeAttachments like all others: the record that the driver may have been called. The
+//!   node is told the device that the attachment names.
 //! - Detaches have a queue and places of their own, and never delay an attachment.
 //!
 //! Crash points: `attach:requested` after a VolumeAttachment is made, `attach:reported` and `attach:unreported` after

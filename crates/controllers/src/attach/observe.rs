@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cleat_api::claim::{claim_ref, claim_ref_key, is_bound_pair, volume_name};
+use cleat_api::flex::{self, FlexVolume};
 use cleat_api::key::{Key, Meta as _};
 use cleat_api::keys::{annotation, taint};
-use cleat_api::flex::{self, FlexVolume};
 use cleat_api::{access, condition, migrate, names, pod};
 use cleat_flex::Drivers;
 use cleat_runtime::{Cache, Caches, Change, Index};

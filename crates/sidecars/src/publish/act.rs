@@ -15,9 +15,7 @@ use tracing::{debug, info};
 use super::Publisher;
 use super::decide::{AttachmentSeen, Decision, Publish, Unpublish, VolumeDecision};
 use crate::Failure;
-
-/// The server refuses a longer message.
-const ERROR_BYTES: usize = 1024;
+use crate::attachment::error_message;
 
 impl Publisher {
     pub(super) async fn settle_attachment(
@@ -117,9 +115,7 @@ impl Publisher {
         attaching: bool,
         failure: &Failure,
     ) -> Result<(), WriteError> {
-        let message = failure.to_string();
-        let end = message.floor_char_boundary(ERROR_BYTES);
-        let mut error = json!({ "time": self.context.clock.time(), "message": &message[..end] });
+        let mut error = json!({ "time": self.context.clock.time(), "message": error_message(failure) });
         if let (true, Failure::Call(call)) = (attaching, failure) {
             error["errorCode"] = json!(call.code() as i32);
         }
