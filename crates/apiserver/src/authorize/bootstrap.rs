@@ -101,7 +101,7 @@ const COMPONENTS: &[(&str, &[Rule])] = &[
         "system:cleat:node-lifecycle",
         &[
             (CORE, &["nodes"], &["get", "patch"]),
-            (CORE, &["nodes/status"], &["patch"]),
+            (CORE, &["nodes/status", "pods/status"], &["patch"]),
             (CORE, &["pods"], &["delete"]),
             EVENTS,
         ],
