@@ -161,7 +161,8 @@ fn a_node_takes_as_many_volumes_as_its_driver_says() {
     let stack = Stack::start(&machine, 1);
     // A node of which only the objects exist, with another driver: nobody writes its CSINode.
     stack.apply(&limited_node());
-    let there = "  nodeSelector: {only: limited}";
+    // Nobody sends its heartbeats either.
+    let there = "  nodeSelector: {only: limited}\n  tolerations: [{operator: Exists}]";
     for name in ["a", "b", "c"] {
         stack.apply(&format!(
             "apiVersion: v1\nkind: PersistentVolume\nmetadata: {{name: {name}}}\nspec:\n  accessModes: [ReadWriteOnce]\n  \
