@@ -517,3 +517,44 @@ async fn a_flex_driver_that_is_missing_is_named_to_the_pod_and_takes_nothing_awa
     rig.confirm_device(&attachment, "/dev/a").await;
     rig.told("n1", &["flexvolume-acme/disk/v"]).await;
 }
+
+#[tokio::test]
+async fn the_time_of_a_silent_node_begins_anew_when_a_pod_came_back() {
+    let rig = Rig::new().await;
+    rig.start(Policy::default());
+    rig.node("n1").await;
+    let attachment = rig.left_in_use("v", "n1").await;
+    rig.looked_around("w1", "n1").await;
+    rig.put_forward(300);
+    rig.pod("back", "n1", claimed("v")).await;
+    rig.looked_around("w2", "n1").await;
+    rig.forget_pod("back").await;
+    rig.looked_around("w3", "n1").await;
+    rig.status("n1", json!({ "conditions": [{ "type": "Ready", "status": "Unknown" }] })).await;
+    rig.put_forward(100);
+    rig.looked_around("w4", "n1").await;
+    let still = rig.all::<VolumeAttachment>().get(&attachment).await.unwrap();
+    assert!(still.metadata.deletion_timestamp.is_none(), "its six minutes are not over");
+    rig.put_forward(300);
+    rig.looked_around("w5", "n1").await;
+    rig.gone(&attachment).await;
+}
+
+#[tokio::test]
+async fn an_attachment_deleted_by_hand_is_made_anew() {
+    let rig = Rig::new().await;
+    rig.start(Policy::default());
+    rig.node("n1").await;
+    let unique = rig.volume("v", &["ReadWriteOnce"]).await;
+    rig.pod("p", "n1", claimed("v")).await;
+    let attachment = rig.attachment("v", "n1");
+    let first = rig.made(&attachment).await;
+    rig.confirm(&attachment).await;
+    rig.told("n1", &[&unique]).await;
+    rig.all::<VolumeAttachment>().delete(&attachment, &DeleteParams::default()).await.unwrap();
+    rig.told("n1", &[]).await;
+    let second = rig.made(&attachment).await;
+    assert_ne!(first.uid(), second.uid());
+    rig.confirm(&attachment).await;
+    rig.told("n1", &[&unique]).await;
+}

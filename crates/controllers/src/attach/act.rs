@@ -13,7 +13,7 @@ use tracing::{debug, info, warn};
 
 use super::Attacher;
 use super::decide::{
-    ANSWER_WITHIN, Check, Detach, NodeDecision, NodeSeen, Source, Told, VolumeDecision, VolumeSeen, Wait,
+    ANSWER_WITHIN, Check, Detach, NodeDecision, NodeSeen, Source, Told, VolumeDecision, VolumeSeen, Wait, holders,
 };
 use super::observe::{in_use, reported};
 
@@ -101,17 +101,16 @@ impl Attacher {
                 format!("AttachVolume.Attach failed for volume \"{volume}\" : {}", unanswered(&seen.unique))
             }
             Wait::Failing(error) => format!("AttachVolume.Attach failed for volume \"{volume}\" : {error}"),
-            Wait::HeldElsewhere { pods, .. } if pods.is_empty() => format!(
-                "Waiting for detach for volume \"{volume}\" Volume is already exclusively attached to one node, waiting on \
-                 detach before it can be attached to another node"
-            ),
-            Wait::HeldElsewhere { pods, .. } => format!(
-                "Waiting for detach for volume \"{volume}\" Volume is already used by pod(s) {}",
-                pods.join(", ")
-            ),
+            Wait::HeldElsewhere { .. } => format!("Waiting for detach for volume \"{volume}\""),
         };
         for pod in self.observed.waiting(&seen.unique, node) {
-            self.recorder.warning(pod.as_ref(), "FailedAttachVolume", message.clone());
+            let message = match why {
+                Wait::HeldElsewhere { pods, .. } => {
+                    format!("{message} {}", holders(pods, pod.metadata.namespace.as_deref()))
+                }
+                _ => message.clone(),
+            };
+            self.recorder.warning(pod.as_ref(), "FailedAttachVolume", message);
         }
     }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use cleat_api::Key;
 use k8s_openapi::api::core::v1::PersistentVolumeSpec;
 use k8s_openapi::jiff::Timestamp;
 
@@ -26,7 +27,7 @@ pub struct VolumeSeen {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wanted {
     pub since: Option<Timestamp>,
-    pub pod: String,
+    pub pod: Key,
     pub node: String,
     pub source: Source,
 }
@@ -68,7 +69,7 @@ pub enum VolumeDecision {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// Another node has the only place; these pods use it there.
-    HeldElsewhere { holder: String, pods: Vec<String> },
+    HeldElsewhere { holder: String, pods: Vec<Key> },
     /// Look again after this long.
     ForDriver(Duration),
     /// The driver has not answered for so long that the pods should know.
@@ -103,13 +104,27 @@ fn holder(seen: &VolumeSeen) -> Option<&str> {
 }
 
 fn first<'a>(wanted: impl Iterator<Item = &'a Wanted>) -> Option<&'a Wanted> {
-    wanted.min_by_key(|w| (w.since, w.pod.as_str(), w.node.as_str()))
+    wanted.min_by_key(|w| (w.since, &w.pod, w.node.as_str()))
 }
 
 fn held(seen: &VolumeSeen, node: &str, holder: &str) -> VolumeDecision {
     let users = seen.wanted.iter().filter(|w| w.node == holder);
     let why = Wait::HeldElsewhere { holder: holder.to_owned(), pods: users.map(|w| w.pod.clone()).collect() };
     VolumeDecision::Wait { node: node.to_owned(), why }
+}
+
+/// Who has the volume, in words for a pod of this namespace: names of pods elsewhere are not for it.
+pub fn holders(pods: &[Key], namespace: Option<&str>) -> String {
+    let (here, elsewhere): (Vec<&Key>, Vec<&Key>) = pods.iter().partition(|pod| pod.namespace.as_deref() == namespace);
+    let names = here.iter().map(|pod| pod.name.as_str()).collect::<Vec<_>>().join(", ");
+    match (here.len(), elsewhere.len()) {
+        (0, 0) => "Volume is already exclusively attached to one node, waiting on detach before it can be attached to \
+                   another node"
+            .to_owned(),
+        (0, others) => format!("Volume is already used by {others} pod(s) in different namespaces"),
+        (_, 0) => format!("Volume is already used by pod(s) {names}"),
+        (_, others) => format!("Volume is already used by pod(s) {names} and {others} pod(s) in different namespaces"),
+    }
 }
 
 fn place(seen: &VolumeSeen, node: &str) -> Option<VolumeDecision> {

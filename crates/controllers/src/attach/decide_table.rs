@@ -2,13 +2,19 @@
 
 use std::time::Duration;
 
+use cleat_api::Key;
 use k8s_openapi::jiff::Timestamp;
 
 use super::decide::*;
 use State::{Confirmed, Leaving, Unconfirmed};
 
 fn wanted(pod: &str, node: &str) -> Wanted {
-    Wanted { since: None, pod: pod.to_owned(), node: node.to_owned(), source: Source::Volume("pv".to_owned()) }
+    Wanted {
+        since: None,
+        pod: Key::namespaced("ns", pod),
+        node: node.to_owned(),
+        source: Source::Volume("pv".to_owned()),
+    }
 }
 
 fn on(node: &str, state: State) -> Attached {
@@ -193,4 +199,23 @@ fn a_node_that_attaches_by_itself_is_left_alone() {
         ..NodeSeen::default()
     };
     assert_eq!(node(&seen, Some(LIMIT)), NodeDecision::default());
+}
+
+#[test]
+fn a_waiting_pod_is_told_who_has_its_volume_but_no_names_from_other_namespaces() {
+    let pods = |names: &[(&str, &str)]| names.iter().map(|(ns, name)| Key::namespaced(*ns, *name)).collect::<Vec<_>>();
+    for (who, want) in [
+        (
+            pods(&[]),
+            "Volume is already exclusively attached to one node, waiting on detach before it can be attached to another node",
+        ),
+        (pods(&[("ns", "a"), ("ns", "b")]), "Volume is already used by pod(s) a, b"),
+        (
+            pods(&[("ns", "a"), ("x", "b"), ("y", "a")]),
+            "Volume is already used by pod(s) a and 2 pod(s) in different namespaces",
+        ),
+        (pods(&[("x", "b")]), "Volume is already used by 1 pod(s) in different namespaces"),
+    ] {
+        assert_eq!(holders(&who, Some("ns")), want);
+    }
 }

@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use cleat_api::Key;
 use proptest::prelude::*;
 
 use super::decide::{
@@ -265,7 +266,7 @@ impl World {
         let wanted = self.cached_pods().filter(|(_, pod)| pod.volume == v && self.nodes[pod.node].cached().is_some());
         let wanted = wanted.map(|(p, pod)| Wanted {
             since: None,
-            pod: p.to_string(),
+            pod: Key::namespaced("ns", p.to_string()),
             node: pod.node.to_string(),
             source: Source::Volume(v.to_string()),
         });

@@ -259,7 +259,7 @@ impl Observed {
         let node = pod::node_name(pod).filter(|n| self.is_managed(n))?;
         Some(Wanted {
             since: pod.metadata.creation_timestamp.as_ref().map(|t| t.0),
-            pod: pod.metadata.name.clone().unwrap_or_default(),
+            pod: Key::of(&pod.metadata),
             node: node.to_owned(),
             source,
         })

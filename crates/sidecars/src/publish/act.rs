@@ -51,6 +51,7 @@ impl Publisher {
         drop(place);
         cleat_crash::point("publish:published");
         self.confirm(attachment, &context).await?;
+        cleat_crash::point("publish:confirmed");
         info!(attachment = attachment.metadata.name, node = attachment.spec.node_name, "volume published");
         Ok(())
     }
@@ -99,6 +100,7 @@ impl Publisher {
         let finalizers = attachment.metadata.finalizers_without(&names::attacher_finalizer(&self.driver.name));
         let freed = write::set_finalizers(&self.context.client, attachment, &finalizers).await;
         freed.map(drop).or_else(WriteError::absent_is_fine)?;
+        cleat_crash::point("publish:let-go");
         info!(attachment = attachment.metadata.name, node = attachment.spec.node_name, "volume unpublished");
         if !finalizers.is_empty() {
             // Others hold the attachment still; whoever reads it must see that the volume is off.
@@ -156,6 +158,7 @@ impl Publisher {
                 let finalizers = volume.metadata.finalizers_without(&names::attacher_finalizer(&self.driver.name));
                 let freed = write::set_finalizers(&self.context.client, volume, &finalizers).await;
                 freed.map(drop).or_else(WriteError::absent_is_fine)?;
+                cleat_crash::point("publish:volume-let-go");
             }
         }
         Ok(Outcome::Done)

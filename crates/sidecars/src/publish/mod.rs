@@ -11,7 +11,7 @@
 //!   disagree the call is made again, and nothing is concluded from the list alone.
 //!
 //! Crash points: `publish:volume-held`, `publish:attachment-held`, `publish:published` (before the status says so),
-//! `publish:unpublished` (before the finalizer goes).
+//! `publish:confirmed`, `publish:unpublished` (before the finalizer goes), `publish:let-go`, `publish:volume-let-go`.
 
 mod act;
 pub mod decide;

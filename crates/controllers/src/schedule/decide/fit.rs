@@ -26,20 +26,24 @@ pub(super) struct Choice {
 }
 
 impl World {
-    /// The reasons are those of the first question that the node fails.
+    /// The reasons are those of the first question that the node fails. Where the pod's volumes can be is one question.
     pub(super) fn fit(&self, host: &Host, facts: &Facts, needs: &Needs) -> Result<Choice, Vec<Reason>> {
         admits(facts, &needs.pod)?;
         has_room(host, facts, needs)?;
         if needs.is_exclusive_taken {
             return Err(vec![Reason::Exclusive]);
         }
-        if needs.is_volume_gone {
-            return Err(vec![Reason::VolumeGone]);
-        }
+        let mut against = Vec::new();
         if !needs.bound.iter().all(|volume| host.reaches(&facts.node, volume)) {
-            return Err(vec![Reason::VolumeAffinity]);
+            against.push(Reason::VolumeAffinity);
         }
-        let choice = self.choose(host, facts, needs).map_err(|reason| vec![reason])?;
+        let choice = self.choose(host, facts, needs).map_err(|reason| against.push(reason)).unwrap_or_default();
+        if needs.is_volume_gone {
+            against.push(Reason::VolumeGone);
+        }
+        if !against.is_empty() {
+            return Err(against);
+        }
         if !needs.bound.iter().all(|volume| is_in_zone(volume, facts)) {
             return Err(vec![Reason::Zone]);
         }
