@@ -133,7 +133,7 @@ impl Writer {
         }
         let event = self.build(&note, &id);
         let key = Key::of(&event.metadata);
-        match write::create(&self.client, &event).await {
+        match write::create_unseen(&self.client, &event).await {
             Err(error) if !error.already_exists() => return Err(error),
             Ok(_) | Err(_) => {}
         }
