@@ -36,7 +36,10 @@ fn wait(node: &str, why: Wait) -> VolumeDecision {
 }
 
 fn held_by(holder: &str, pods: &[&str]) -> Wait {
-    Wait::HeldElsewhere { holder: holder.to_owned(), pods: pods.iter().map(ToString::to_string).collect() }
+    Wait::HeldElsewhere {
+        holder: holder.to_owned(),
+        pods: pods.iter().map(|pod| Key::namespaced("ns", *pod)).collect(),
+    }
 }
 
 #[test]
@@ -119,6 +122,7 @@ fn a_node_is_told_of_exactly_what_it_may_use_and_loses_the_rest() {
         ("never confirmed, its pod moved away", untold.clone(), on, v(Unconfirmed, UNNEEDED, NotInUse), None, asked()),
         ("never confirmed, but used", untold.clone(), on, v(Unconfirmed, UNNEEDED, InUse), None, stays.clone()),
         ("leaving", told(), on, v(Leaving, NEEDED, NotInUse), untold.clone(), stays.clone()),
+        ("leaving, and unneeded", Some(Vec::new()), on, v(Leaving, UNNEEDED, NotInUse), None, stays.clone()),
         ("mounted where all is off", told(), off, v(Confirmed, UNNEEDED, InUse), untold, leaves(Check::Off)),
         ("wanted where all is off", told(), off, v(Confirmed, NEEDED, InUse), None, stays.clone()),
         ("the Node is gone, it did not use the volume", None, on, v(Confirmed, UNNEEDED, NotInUse), None, asked()),

@@ -152,7 +152,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => node.clone().prop_map(Step::MarkOutOfService),
         1 => node.prop_map(Step::DeleteNode),
         1 => Just(Step::Restart),
-        2 => (1..8u64).prop_map(Step::Minutes),
+        4 => (1..8u64).prop_map(Step::Minutes),
     ]
 }
 
