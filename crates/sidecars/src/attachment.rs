@@ -28,3 +28,36 @@ pub(crate) fn error_message(failure: &Failure) -> String {
     message.truncate(message.floor_char_boundary(ERROR_BYTES));
     message
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cleat_api::build;
+    use k8s_openapi::api::storage::v1::{VolumeAttachmentStatus, VolumeError};
+
+    #[test]
+    fn a_note_of_a_failure_wakes_nobody_and_everything_else_does() {
+        let volume = build::volume("v", "", "1Gi");
+        let mut old = build::attachment(&volume, "n1");
+        old.metadata.resource_version = Some("1".to_owned());
+        let with = |change: &dyn Fn(&mut VolumeAttachment)| {
+            let mut new = old.clone();
+            new.metadata.resource_version = Some("2".to_owned());
+            new.status.get_or_insert_default();
+            change(&mut new);
+            new
+        };
+        let failure = || Some(VolumeError { message: Some("no".to_owned()), ..VolumeError::default() });
+        let status = |change: &dyn Fn(&mut VolumeAttachmentStatus)| with(&|new| change(new.status.as_mut().unwrap()));
+        for (case, new, quiet) in [
+            ("an attach failed", status(&|s| s.attach_error = failure()), true),
+            ("a detach failed", status(&|s| s.detach_error = failure()), true),
+            ("it is attached", status(&|s| s.attached = true), false),
+            ("it is deleted", with(&|new| new.metadata.deletion_timestamp = Some(build::time(1))), false),
+            ("somebody holds it", with(&|new| new.metadata.finalizers = Some(vec!["x".to_owned()])), false),
+            ("the same once more", old.clone(), false),
+        ] {
+            assert_eq!(only_errors_differ(&old, &new), quiet, "{case}");
+        }
+    }
+}

@@ -82,6 +82,8 @@ struct Attachment {
 #[derive(Debug, Default)]
 struct Machine {
     on: bool,
+    /// Its agent lives, and gets nothing done: an unmount hangs.
+    stuck: bool,
     mounted: BTreeSet<usize>,
 }
 
@@ -117,6 +119,7 @@ enum Step {
     /// The driver denies that it has the volume there: the attacher says so, and attaches it anew, at another device.
     Retract(usize, usize),
     Agent(usize, usize),
+    Hang(usize),
     PowerOff(usize),
     PowerOn(usize),
     MarkOutOfService(usize),
@@ -147,6 +150,7 @@ fn step() -> impl Strategy<Value = Step> {
         12 => (volume.clone(), node.clone(), call).prop_map(|(v, n, c)| Step::Attacher(v, n, c)),
         1 => (volume.clone(), node.clone()).prop_map(|(v, n)| Step::Retract(v, n)),
         16 => (volume, node.clone()).prop_map(|(v, n)| Step::Agent(v, n)),
+        1 => node.clone().prop_map(Step::Hang),
         1 => node.clone().prop_map(Step::PowerOff),
         2 => node.clone().prop_map(Step::PowerOn),
         1 => node.clone().prop_map(Step::MarkOutOfService),
@@ -190,6 +194,7 @@ impl World {
             Step::Attacher(v, n, call) => self.attacher(v, n, call),
             Step::Retract(v, n) => self.retract(v, n),
             Step::Agent(v, n) => self.agent(v, n),
+            Step::Hang(n) => self.machines[n].stuck = true,
             Step::PowerOff(n) => {
                 // What is off writes nothing any more; what it had in use it still says.
                 self.machines[n] = Machine::default();
@@ -216,6 +221,7 @@ impl World {
     /// The agent registers again, and says from the start what it has.
     fn power_on(&mut self, n: usize) {
         self.machines[n].on = true;
+        self.machines[n].stuck = false;
         let mounted = self.machines[n].mounted.clone();
         match self.nodes[n].live().clone() {
             None => self.nodes[n].write(Some(Node { in_use: mounted, ready: true, ..Node::default() })),
@@ -428,7 +434,7 @@ impl World {
 
     /// The node agent: in use is said before attached is read, and unsaid after the unmount.
     fn agent(&mut self, v: usize, n: usize) {
-        if !self.machines[n].on {
+        if !self.machines[n].on || self.machines[n].stuck {
             return;
         }
         let Some(node) = self.nodes[n].live().clone() else { return };

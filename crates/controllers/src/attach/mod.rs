@@ -34,11 +34,12 @@ mod observe;
 
 use std::time::{Duration, Instant};
 
-use cleat_api::{claim, pod};
+use cleat_api::{claim, flex, pod};
 use cleat_flex::Drivers;
 use cleat_runtime::write::WriteError;
 use cleat_runtime::{Backoff, Change, Outcome, Queue, Recorder, work};
 use k8s_openapi::api::core::v1::Node;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::Context;
@@ -94,7 +95,7 @@ pub async fn run(context: Context, policy: Policy, flex: Drivers, stop: Cancella
     }
     observed.take_charge();
     wake(&observed, &queues);
-    let drivers = follow_flex(observed.clone(), queues.clone(), stop.clone());
+    let drivers = follow_flex(observed.flex.changes(), observed.clone(), queues.clone(), stop.clone());
     let recorder = Recorder::new(context.client.clone(), "attachdetach-controller", context.clock.clone());
     let attacher = Attacher { context, policy, observed, recorder };
     let other = attacher.clone();
@@ -158,14 +159,18 @@ fn wake(observed: &observe::Observed, queues: &Queues) {
 }
 
 /// Looks again at FlexVolumes whenever their drivers change: only a driver says whether it attaches.
-async fn follow_flex(observed: observe::Observed, queues: Queues, stop: CancellationToken) {
-    let mut changes = observed.flex.changes();
+async fn follow_flex(
+    mut changes: watch::Receiver<()>,
+    observed: observe::Observed,
+    queues: Queues,
+    stop: CancellationToken,
+) {
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             changed = changes.changed() => if changed.is_err() { return },
         }
-        for unique in observed.flex_volumes() {
+        for unique in observed.volumes_of_driver(flex::ATTACHER) {
             observed.nodes_with(&unique).into_iter().for_each(|node| queues.nodes.add(node));
             queues.volumes.add(unique);
         }

@@ -192,8 +192,13 @@ impl Observed {
         attached.chain(pods.iter().flat_map(|p| self.uniques_of_pod(p))).collect()
     }
 
+    /// The volumes that this driver attaches, or would: stored ones, and those that pods describe themselves.
     pub(super) fn volumes_of_driver(&self, driver: &str) -> BTreeSet<String> {
-        self.volumes_by_driver.get(driver).iter().filter_map(|v| unique(v)).collect()
+        let stored = self.volumes_by_driver.get(driver).into_iter().filter_map(|v| unique(&v));
+        let inline = self.pods.all().into_iter().flat_map(|pod| inline_volumes(&pod)).map(|(unique, _)| unique);
+        let attached_by =
+            |unique: &String| flex::attacher_and_handle(unique).map(|(attacher, _)| attacher) == Some(driver);
+        stored.chain(inline.filter(attached_by)).collect()
     }
 
     /// Nodes with an attachment of this volume.
@@ -211,13 +216,6 @@ impl Observed {
         let names = volumes.iter().filter_map(|v| v.metadata.name.as_deref());
         let named = names.flat_map(|name| self.attachments_by_volume.get(name));
         named.chain(self.attachments_by_inline.get(unique)).collect()
-    }
-
-    /// The FlexVolumes that pods have or may have: they need another look when drivers come, change or go.
-    pub(super) fn flex_volumes(&self) -> BTreeSet<String> {
-        let stored = self.volumes_of_driver(flex::ATTACHER).into_iter();
-        let inline = self.pods.all().into_iter().flat_map(|pod| inline_volumes(&pod)).map(|(unique, _)| unique);
-        stored.chain(inline.filter(|unique| is_flex(unique))).collect()
     }
 
     /// `None` for a volume whose name is that of nothing that can be attached.
@@ -391,10 +389,6 @@ fn unique(volume: &PersistentVolume) -> Option<String> {
 fn driver(volume: &PersistentVolume) -> Option<String> {
     let flex = volume.spec.as_ref().is_some_and(|spec| spec.flex_volume.is_some());
     flex.then(|| flex::ATTACHER.to_owned()).or_else(|| csi_name(volume, |driver, _| driver.to_owned()))
-}
-
-fn is_flex(unique: &str) -> bool {
-    flex::attacher_and_handle(unique).is_some_and(|(attacher, _)| attacher == flex::ATTACHER)
 }
 
 /// How a pod's volume is to be described to whoever attaches it.

@@ -144,6 +144,11 @@ async fn disks_of_old_plugins_are_attached_by_the_drivers_that_took_over() {
     assert_eq!(inline.csi.unwrap().volume_handle, "vol-1");
     rig.confirm(&attachment).await;
     rig.told("n1", &["kubernetes.io/csi/ebs.csi.aws.com^vol-1"]).await;
+    let driver = json!({ "metadata": { "name": ebs }, "spec": { "attachRequired": false } });
+    create(&rig.all::<CSIDriver>(), driver).await;
+    rig.gone(&attachment).await;
+    rig.all::<CSIDriver>().delete(ebs, &DeleteParams::default()).await.unwrap();
+    rig.made(&attachment).await;
     rig.forget_pod("own").await;
     rig.gone(&attachment).await;
     rig.told("n1", &[]).await;

@@ -25,6 +25,7 @@ use cleat_flex::Drivers;
 use cleat_runtime::{Backoff, Cache, Change, Outcome, Queue, work};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use parking_lot::Mutex;
+use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
@@ -75,10 +76,12 @@ pub async fn run(context: Context, drivers: Drivers, options: Options, stop: Can
             q.add(new.metadata.name.clone().unwrap_or_default());
         }
     });
+    // Before anything is decided: no change of a driver is missed.
+    let changes = drivers.changes();
     let caller = Caller { context, drivers, attachments, doubted: Arc::default(), stop: stop.clone() };
     let (follower, verifier) = (caller.clone(), caller.clone());
     tokio::join!(
-        follower.follow(queue.clone()),
+        follower.follow(changes, queue.clone()),
         verifier.verify(queue.clone(), options.verify_every),
         work("callout", queue, AT_ONCE, stop, move |name| caller.clone().reconcile(name)),
     );
@@ -102,8 +105,7 @@ impl Caller {
     }
 
     /// Everything is looked at again when drivers change.
-    async fn follow(self, queue: Queue<String>) {
-        let mut changes = self.drivers.changes();
+    async fn follow(self, mut changes: watch::Receiver<()>, queue: Queue<String>) {
         loop {
             tokio::select! {
                 () = self.stop.cancelled() => return,
