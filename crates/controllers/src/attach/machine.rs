@@ -50,6 +50,10 @@ impl<T: Clone + PartialEq> Object<T> {
         self.seen = self.versions.len() - 1;
     }
 
+    fn has_news(&self) -> bool {
+        self.seen + 1 < self.versions.len()
+    }
+
     fn deliver(&mut self) {
         self.seen = (self.seen + 1).min(self.versions.len() - 1);
     }
@@ -111,6 +115,8 @@ enum Step {
     DeliverPod(usize),
     DeliverNode(usize),
     DeliverAttachment(usize, usize),
+    /// All news arrive.
+    DeliverAll,
     /// The controller looks at a volume; the flag loses the reply to its write.
     Volume(usize, bool),
     /// The controller looks at a node; its n-th write gets lost, or its reply.
@@ -145,6 +151,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => pod.prop_map(Step::DeliverPod),
         4 => node.clone().prop_map(Step::DeliverNode),
         8 => (volume.clone(), node.clone()).prop_map(|(v, n)| Step::DeliverAttachment(v, n)),
+        6 => Just(Step::DeliverAll),
         8 => (volume.clone(), any::<bool>()).prop_map(|(v, lost)| Step::Volume(v, lost)),
         12 => (node.clone(), 0..8usize).prop_map(|(n, lost)| Step::Node(n, lost)),
         12 => (volume.clone(), node.clone(), call).prop_map(|(v, n, c)| Step::Attacher(v, n, c)),
@@ -189,6 +196,7 @@ impl World {
             Step::DeliverPod(p) => self.pods[p].deliver(),
             Step::DeliverNode(n) => self.nodes[n].deliver(),
             Step::DeliverAttachment(v, n) => self.deliver_attachment(v, n),
+            Step::DeliverAll => self.deliver_all(),
             Step::Volume(v, lost) => self.volume(v, lost),
             Step::Node(n, lost) => self.node(n, lost),
             Step::Attacher(v, n, call) => self.attacher(v, n, call),
@@ -244,6 +252,18 @@ impl World {
             if object.cached().is_none() {
                 self.doubted.remove(&(v, n));
                 self.unwanted.remove(&(v, n));
+            }
+        }
+    }
+
+    fn deliver_all(&mut self) {
+        self.pods.iter_mut().for_each(Object::catch_up);
+        self.nodes.iter_mut().for_each(Object::catch_up);
+        for v in 0..VOLUMES {
+            for n in 0..NODES {
+                while self.attachments[&(v, n)].has_news() {
+                    self.deliver_attachment(v, n);
+                }
             }
         }
     }
@@ -530,4 +550,16 @@ proptest! {
     fn nor_does_force_where_the_silent_machines_are_off(steps in prop::collection::vec(step(), 0..400)) {
         play(&steps, Some(LIMIT));
     }
+}
+
+/// Random steps come there too seldom: an unmount hangs on a node that is well, for longer than any limit.
+#[test]
+fn what_a_ready_node_uses_stays_however_long_it_takes() {
+    use Step::*;
+    let all = usize::MAX;
+    let attached = [CreatePod(0, 0, 0), DeliverAll, Volume(0, false), Attacher(0, 0, Call::Succeeds)];
+    let mounted = [Attacher(0, 0, Call::Succeeds), DeliverAll, Node(0, all), Agent(0, 0), Agent(0, 0)];
+    let unneeded = [Hang(0), DeletePod(0), DeliverAll, Node(0, all), Minutes(60), Node(0, all)];
+    let detached = [Attacher(0, 0, Call::Succeeds), DeliverAll, Node(0, all), Attacher(0, 0, Call::Succeeds)];
+    play(&[&attached[..], &mounted, &unneeded, &detached].concat(), Some(LIMIT));
 }
