@@ -231,6 +231,7 @@ impl Actor {
             default_class: None,
             provisioner_holds: true,
             consumers: Vec::new(),
+            in_use: false,
             claim: claim.clone(),
         };
         let mut task = Task::of(Some(claim.as_ref().clone()), None);
@@ -247,6 +248,7 @@ impl Actor {
                 }
             }
             bind::ClaimDecision::AssignClass(_) => unreachable!("every claim has a class"),
+            bind::ClaimDecision::HandOver(_) => unreachable!("no plugin here has moved"),
             bind::ClaimDecision::RequestProvisioning { provisioner, annotate, hold } => {
                 if annotate {
                     task.todo.push(Step::Ask { provisioner, hold });
