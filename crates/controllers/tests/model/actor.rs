@@ -290,6 +290,7 @@ impl Actor {
             bind::VolumeDecision::Unbind(unbind) => {
                 task.todo.extend([Step::Free(unbind), Step::MarkVolume("Available")])
             }
+            bind::VolumeDecision::HandOver(_) => unreachable!("no plugin here has moved"),
             bind::VolumeDecision::Fail(failure) => panic!("nobody can reclaim {name}: {failure:?}"),
         }
         Some(task)
