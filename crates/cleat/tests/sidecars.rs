@@ -222,7 +222,8 @@ fn wrong_flags_are_refused_with_a_sentence() {
     for (arguments, said) in [
         (&["csi-provisioner", "--timeout=ten"][..], "not a duration"),
         (&["csi-provisioner", "--feature-gates=Topology=maybe"], "a gate is true or false"),
-        (&["csi-provisioner", "--node-deployment"], "--node-deployment is not available"),
+        (&["csi-provisioner", "--node-deployment"], "--node-deployment needs the node's name in $NODE_NAME"),
+        (&["csi-provisioner", "--node-deployment", "--leader-election"], "exclude each other"),
         (&["csi-provisioner"], "no --kubeconfig, and not in a pod"),
         (&["csi-attacher", "--reconcile-sync=soon"], "not a duration"),
         (&["csi-attacher", "--max-entries=-1"], "--max-entries"),
