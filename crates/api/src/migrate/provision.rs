@@ -62,9 +62,10 @@ pub fn class(class: &StorageClass) -> Result<Cow<'_, StorageClass>, MigrateError
                 }
             }
             (PORTWORX, lower) => match PORTWORX_SECRET.iter().find(|(key, _)| *key == lower) {
-                Some((_, part)) => parameters.extend(PORTWORX_PURPOSES.map(|purpose| {
-                    (format!("{CSI_PARAMETER_PREFIX}{purpose}-secret-{part}"), value.clone())
-                })),
+                Some((_, part)) => parameters.extend(
+                    PORTWORX_PURPOSES
+                        .map(|purpose| (format!("{CSI_PARAMETER_PREFIX}{purpose}-secret-{part}"), value.clone())),
+                ),
                 None => {
                     parameters.insert(key.clone(), value.clone());
                 }
@@ -176,11 +177,8 @@ pub fn back(plugin: &str, mut volume: PersistentVolume) -> Result<PersistentVolu
             });
         }
         _ => {
-            spec.portworx_volume = Some(PortworxVolumeSource {
-                fs_type: csi.fs_type,
-                read_only: csi.read_only,
-                volume_id: handle,
-            });
+            spec.portworx_volume =
+                Some(PortworxVolumeSource { fs_type: csi.fs_type, read_only: csi.read_only, volume_id: handle });
         }
     }
     Ok(volume)

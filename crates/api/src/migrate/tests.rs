@@ -222,11 +222,7 @@ fn each_old_class_becomes_its_drivers() {
             class_of(AWS_EBS.plugin, &[("iopsPerGB", "10")], &[]),
             "allowautoiopspergbincrease=true,iopsPerGB=10 ",
         ),
-        (
-            "several zones",
-            class_of(GCE_PD.plugin, &[("zones", "a,b")], &[]),
-            " topology.gke.io/zone=a|b",
-        ),
+        ("several zones", class_of(GCE_PD.plugin, &[("zones", "a,b")], &[]), " topology.gke.io/zone=a|b"),
         (
             "zones as every node has them",
             class_of(GCE_PD.plugin, &[], &[(zone, &["a"]), ("rack", &["r"])]),
@@ -293,8 +289,20 @@ fn made(driver: Moved, handle: &str, attributes: &[(&str, &str)], place: &[(&str
 fn a_new_volume_is_recorded_as_the_old_plugin_would_have_and_seen_as_its_drivers() {
     let disk = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Compute/disks/d";
     for (moved, handle, attributes, place, labels) in [
-        (AWS_EBS, "vol-1", &[("partition", "2")][..], &[("topology.ebs.csi.aws.com/zone", "us-east-1a")][..], "us-east-1 us-east-1a"),
-        (GCE_PD, "projects/p/zones/us-central1-a/disks/d", &[], &[("topology.gke.io/zone", "us-central1-a")], "us-central1 us-central1-a"),
+        (
+            AWS_EBS,
+            "vol-1",
+            &[("partition", "2")][..],
+            &[("topology.ebs.csi.aws.com/zone", "us-east-1a")][..],
+            "us-east-1 us-east-1a",
+        ),
+        (
+            GCE_PD,
+            "projects/p/zones/us-central1-a/disks/d",
+            &[],
+            &[("topology.gke.io/zone", "us-central1-a")],
+            "us-central1 us-central1-a",
+        ),
         (AZURE_DISK, disk, &[("cachingMode", "None")], &[("topology.disk.csi.azure.com/zone", "westus-1")], ""),
         (AZURE_FILE, "g#acc#share#", &[], &[], ""),
         (CINDER, "c", &[], &[("topology.cinder.csi.openstack.org/zone", "nova")], "nova"),
@@ -315,7 +323,9 @@ fn a_new_volume_is_recorded_as_the_old_plugin_would_have_and_seen_as_its_drivers
         let seen = csi(&old).unwrap().unwrap_or_else(|| panic!("{name}: nobody's volume"));
         assert_eq!(seen.driver, moved.driver, "{name}");
         let found = match moved {
-            GCE_PD => repair_handle(GCE_PD.driver, &seen.volume_handle, "projects/p/zones/us-central1-a/instances/i").unwrap(),
+            GCE_PD => {
+                repair_handle(GCE_PD.driver, &seen.volume_handle, "projects/p/zones/us-central1-a/instances/i").unwrap()
+            }
             VSPHERE => "id".to_owned(),
             _ => seen.volume_handle.clone(),
         };
@@ -327,9 +337,12 @@ fn a_new_volume_is_recorded_as_the_old_plugin_would_have_and_seen_as_its_drivers
     assert_eq!(file.metadata.annotations.unwrap()["kubernetes.io/azure-file-resource-group"], "g");
     let foreign = made(AWS_EBS, "vol-1", &[], &[]);
     assert_eq!(back("x.test", foreign.clone()).unwrap(), foreign, "nobody who moved");
-    for (moved, handle, attributes) in
-        [(GCE_PD, "d", &[][..]), (AZURE_DISK, "d", &[]), (AZURE_FILE, "share", &[]), (AWS_EBS, "v", &[("partition", "x")])]
-    {
+    for (moved, handle, attributes) in [
+        (GCE_PD, "d", &[][..]),
+        (AZURE_DISK, "d", &[]),
+        (AZURE_FILE, "share", &[]),
+        (AWS_EBS, "v", &[("partition", "x")]),
+    ] {
         assert!(back(moved.plugin, made(moved, handle, attributes, &[])).is_err(), "{}: {handle}", moved.plugin);
     }
 }

@@ -7,8 +7,8 @@ use clap::Args;
 use cleat_api::names;
 use cleat_runtime::Backoff;
 use cleat_sidecars::capacity::{self, decide::Manager};
-use cleat_sidecars::provision::{LocalOptions, Options};
 use cleat_sidecars::provision::decide::Choices;
+use cleat_sidecars::provision::{LocalOptions, Options};
 use kube::Client;
 
 use super::flags::{Common, duration};
@@ -127,7 +127,9 @@ impl ProvisionerArgs {
             return Ok(None);
         }
         if common.leader_election {
-            bail!("--node-deployment and --leader-election exclude each other: each node's provisioner does its own work");
+            bail!(
+                "--node-deployment and --leader-election exclude each other: each node's provisioner does its own work"
+            );
         }
         let node = std::env::var("NODE_NAME").ok().filter(|name| !name.is_empty());
         Ok(Some(LocalOptions {

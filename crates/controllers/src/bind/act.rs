@@ -157,7 +157,8 @@ impl Binder {
             (mark.await?, point.await?)
         };
         if binding.mark_claim {
-            let bound = condition::with_usage(edit::bound(claim.clone(), &volume), binding.in_use, self.context.clock.time());
+            let bound =
+                condition::with_usage(edit::bound(claim.clone(), &volume), binding.in_use, self.context.clock.time());
             self.write_claim(Part::Status, &bound).await?;
             info!(claim = %claim.name_any(), volume = %volume.name_any(), "bound");
         }

@@ -85,11 +85,7 @@ fn a_claim_without_a_volume_waits_or_asks_for_one() {
             ClaimSeen { default_class: Some("std".to_owned()), ..seen(plain()) },
             AssignClass("std".to_owned()),
         ),
-        (
-            "a class nobody made",
-            with_class(seen(classed("fast")), None),
-            Waits(Wait::ClassMissing("fast".to_owned())),
-        ),
+        ("a class nobody made", with_class(seen(classed("fast")), None), Waits(Wait::ClassMissing("fast".to_owned()))),
         (
             "a class for administrators' volumes",
             with_class(seen(classed("l")), Some(build::class("l", "kubernetes.io/no-provisioner"))),
@@ -119,17 +115,10 @@ fn a_claim_without_a_volume_waits_or_asks_for_one() {
         ("the provisioner holds claims", holding(with_class(seen(classed("fast")), fast())), ask_and_hold),
         ("it looks at the source first", holding(with_class(seen(copying), fast())), ask(true)),
         ("a claim that goes cannot be held", holding(with_class(seen(going), fast())), ask(true)),
-        (
-            "no consumer yet",
-            with_class(seen(classed("wait")), Some(waiting_class())),
-            Waits(Wait::ForFirstConsumer),
-        ),
+        ("no consumer yet", with_class(seen(classed("wait")), Some(waiting_class())), Waits(Wait::ForFirstConsumer)),
         (
             "a consumer without a node",
-            ClaimSeen {
-                consumers: vec!["p".to_owned()],
-                ..with_class(seen(classed("wait")), Some(waiting_class()))
-            },
+            ClaimSeen { consumers: vec!["p".to_owned()], ..with_class(seen(classed("wait")), Some(waiting_class())) },
             Waits(Wait::ForPods(vec!["p".to_owned()])),
         ),
         ("the scheduler chose a node", with_class(seen(chosen), Some(waiting_class())), ask(true)),
@@ -186,14 +175,7 @@ fn a_bind_goes_on_where_it_stopped() {
     let (us, user) = (Some(Reserve::AsController), Some(Reserve::ForUser));
     for (case, seen, reserve, mark_volume, point_claim, mark_claim) in [
         ("nothing written", offered(&free, &v), us, true, Some(Point::AsController), true),
-        (
-            "the user reserved the volume by name",
-            offered(&free, &by_name),
-            user,
-            true,
-            Some(Point::AsController),
-            true,
-        ),
+        ("the user reserved the volume by name", offered(&free, &by_name), user, true, Some(Point::AsController), true),
         ("the provisioner reserved it", offered(&free, &of_uid), None, true, Some(Point::AsController), true),
         ("volume marked", offered(&free, &marked), None, false, Some(Point::AsController), true),
         ("claim pointed", named(pointed, marked.clone()), None, false, None, true),
@@ -263,12 +245,7 @@ fn a_volume_follows_its_claim() {
         ("new and free", with("Pending", &[]), Owner::Nobody, SetPhase("Available")),
         ("free", with("Available", &[]), Owner::Nobody, Settled),
         ("made for a claim that does not point here yet", with("Pending", &made), owner(&c), LeaveToClaim),
-        (
-            "made for a claim of another mode",
-            with("Pending", &made),
-            owner(&block),
-            WrongMode(Arc::new(block.clone())),
-        ),
+        ("made for a claim of another mode", with("Pending", &made), owner(&block), WrongMode(Arc::new(block.clone()))),
         ("its claim begins to point here", with("Available", &[]), owner(&here), LeaveToClaim),
         ("its claim is bound to it", with("Available", &[]), owner(&settled), SetPhase("Bound")),
         ("bound", with("Bound", &[]), owner(&settled), Settled),
@@ -292,12 +269,7 @@ fn a_volume_follows_its_claim() {
             owner(&elsewhere),
             Give(Unbind::KeepName),
         ),
-        (
-            "its claim took another, it was made for it",
-            with("Pending", &made),
-            owner(&elsewhere),
-            SetPhase("Released"),
-        ),
+        ("its claim took another, it was made for it", with("Pending", &made), owner(&elsewhere), SetPhase("Released")),
     ] {
         assert_eq!(volume(&v, &owner), want, "{case}");
     }
@@ -317,15 +289,27 @@ fn every_misfit_of_a_named_volume_is_told() {
     };
     let fits = asks(|_| ());
     for (claim_, volume, why) in [
-        (fits.clone(), v(|v| v.metadata.deletion_timestamp = Some(build::time(1))), "the volume is marked for deletion \"v\""),
-        (asks(|c| *c = naming(build::claim("ns", "c", Some("fast"), "2Gi"), "v")), v(|_| ()), "requested PV is too small"),
+        (
+            fits.clone(),
+            v(|v| v.metadata.deletion_timestamp = Some(build::time(1))),
+            "the volume is marked for deletion \"v\"",
+        ),
+        (
+            asks(|c| *c = naming(build::claim("ns", "c", Some("fast"), "2Gi"), "v")),
+            v(|_| ()),
+            "requested PV is too small",
+        ),
         (asks(|c| c.spec.as_mut().unwrap().storage_class_name = None), v(|_| ()), "storageClassName does not match"),
         (
             asks(|c| c.spec.as_mut().unwrap().volume_attributes_class_name = Some("gold".to_owned())),
             v(|_| ()),
             "volumeAttributesClassName does not match",
         ),
-        (fits.clone(), v(|v| v.spec.as_mut().unwrap().volume_mode = Some("Block".to_owned())), "incompatible volumeMode"),
+        (
+            fits.clone(),
+            v(|v| v.spec.as_mut().unwrap().volume_mode = Some("Block".to_owned())),
+            "incompatible volumeMode",
+        ),
         (
             fits.clone(),
             v(|v| v.spec.as_mut().unwrap().access_modes = Some(vec!["ReadOnlyMany".to_owned()])),
@@ -352,7 +336,8 @@ fn a_lost_claim_is_found_again_with_its_volume() {
     lost.status.as_mut().unwrap().phase = Some("Lost".to_owned());
     let mut free = v.clone();
     free.spec.as_mut().unwrap().claim_ref = None;
-    for (case, volume, reserve) in [("it is back", v, None), ("it is back and free", free, Some(Reserve::AsController))] {
+    for (case, volume, reserve) in [("it is back", v, None), ("it is back and free", free, Some(Reserve::AsController))]
+    {
         let ClaimDecision::Bind(binding) = claim(&named(lost.clone(), volume)) else { panic!("{case}") };
         assert!(binding.mark_claim, "{case}");
         assert_eq!(binding.reserve, reserve, "{case}");

@@ -394,7 +394,8 @@ impl Actor {
             Step::Record(plan) => {
                 let claim = claim()?;
                 let made = cleat_csi::v1::Volume { volume_id: plan.request.name.clone(), ..Default::default() };
-                let record = record::record(&claim, &plan, build::DRIVER, "model", made).expect("no plugin here has moved");
+                let record =
+                    record::record(&claim, &plan, build::DRIVER, "model", made).expect("no plugin here has moved");
                 if let Some(written) = server.create_volume(record) {
                     self.learn(Event::Volume(written));
                 }

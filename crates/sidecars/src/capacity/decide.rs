@@ -201,7 +201,11 @@ mod tests {
         let existing = [made(&item("wait", "a")), Arc::new(double), made(&item("old", "a")), Arc::new(foreign)];
         let others = [existing[3].clone()];
         assert_eq!(missing(&existing, [item("wait", "a"), item("wait", "b")].into(), &manager()), [item("wait", "b")]);
-        assert_eq!(missing(&others, [item("old", "a")].into(), &manager()), [item("old", "a")], "another's is not ours");
+        assert_eq!(
+            missing(&others, [item("old", "a")].into(), &manager()),
+            [item("old", "a")],
+            "another's is not ours"
+        );
         let gone = surplus(&existing, &[item("wait", "a")].into(), &manager());
         let mut names: Vec<_> = gone.iter().map(|o| o.metadata.name.clone().unwrap()).collect();
         names.sort();

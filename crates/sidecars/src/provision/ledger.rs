@@ -116,7 +116,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_open_claim_is_left_to_others_for_a_while_that_grows() {
         let seconds = Duration::from_secs;
-        let pace = LocalOptions { node: "n".to_owned(), immediate: true, base_delay: seconds(20), max_delay: seconds(60) };
+        let pace =
+            LocalOptions { node: "n".to_owned(), immediate: true, base_delay: seconds(20), max_delay: seconds(60) };
         let ledger = Ledger::inheriting(&[]);
         let first = ledger.until_turn("c", &pace).unwrap();
         assert!(first <= seconds(20), "{first:?}");

@@ -62,9 +62,7 @@ fn decide(seen: &ClaimSeen) -> ClaimDecision {
 
 fn planned(seen: &ClaimSeen, fetched: Fetched, can: &Abilities, choices: &Choices) -> Result<Plan, Obstacle> {
     match claim(seen, can, choices) {
-        ClaimDecision::Provision(outline) => {
-            outline.complete(seen, fetched, can, choices)
-        }
+        ClaimDecision::Provision(outline) => outline.complete(seen, fetched, can, choices),
         ClaimDecision::Refuse(why) => Err(Obstacle::Final(why)),
         other => panic!("{other:?}"),
     }

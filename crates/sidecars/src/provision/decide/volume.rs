@@ -172,7 +172,8 @@ mod tests {
         ] {
             assert_eq!(volume(&volume_seen(v, nodes, None)), want, "{case}");
         }
-        let elsewhere = Local { node: "n1".to_owned(), place: Some([("zone".to_owned(), "a".to_owned())].into()), immediate: true };
+        let elsewhere =
+            Local { node: "n1".to_owned(), place: Some([("zone".to_owned(), "a".to_owned())].into()), immediate: true };
         let at = |zone: &str| {
             let mut v = released("Released", "Delete", true);
             let place = cleat_csi::v1::Topology { segments: [("zone".to_owned(), zone.to_owned())].into() };
