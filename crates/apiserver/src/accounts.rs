@@ -9,6 +9,7 @@ use crate::api::Api;
 use crate::endpoint::write::insert;
 use crate::error::ApiError;
 use crate::http::query::Effect;
+use crate::managed::Document;
 
 const NAMESPACES: &str = "/registry/namespaces/";
 const ACCOUNTS: &str = "/registry/serviceaccounts/";
@@ -59,7 +60,7 @@ async fn ensure(api: &Api, namespace: &str) {
     let Some(kind) = kinds.find("", "v1", "serviceaccounts") else { return };
     let mut account = ServiceAccount::default();
     account.metadata.name = Some(DEFAULT.into());
-    match insert(api, &**kind, Some(namespace), Box::new(account), Effect::Write).await {
+    match insert(api, &**kind, Some(namespace), Document::unowned(Box::new(account)), Effect::Write).await {
         // Forbidden and not found: the namespace began to go, or went, meanwhile.
         Ok(_) | Err(ApiError::AlreadyExists { .. } | ApiError::Forbidden { .. } | ApiError::NotFound { .. }) => {}
         Err(error) => tracing::error!(%error, namespace, "the default account cannot be made"),

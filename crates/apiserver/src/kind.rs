@@ -120,10 +120,6 @@ pub(crate) trait Object: Any + Send + Sync {
     fn copy(&self) -> Box<dyn Object>;
     /// The canonical bytes. They hold whatever resourceVersion the metadata holds; clear it before storing.
     fn encode(&self) -> Bytes;
-    /// The same as a value.
-    fn to_value(&self) -> Value {
-        serde_json::from_slice(&self.encode()).unwrap_or_default()
-    }
 }
 
 impl<T: Typed> Object for T {
@@ -188,6 +184,8 @@ pub(crate) fn metadata_first(bytes: Vec<u8>) -> Vec<u8> {
 /// Where an object is decoded from.
 pub(crate) enum Source<'a> {
     Bytes(&'a [u8]),
+    /// A text that nobody has seen.
+    Made(&'a str),
     Value(Value),
 }
 
@@ -294,6 +292,7 @@ impl<S: Strategy> Kind for Erased<S> {
         let decoded = |bytes: &[u8]| serde_json::from_slice::<S::Object>(bytes);
         Ok(Box::new(match source {
             Source::Bytes(bytes) => decoded(bytes)?,
+            Source::Made(text) => decoded(text.as_bytes()).map_err(unplaced)?,
             Source::Value(value) => decoded(value.to_string().as_bytes()).map_err(unplaced)?,
         }))
     }

@@ -29,6 +29,7 @@ mod names;
 mod openapi;
 mod patch;
 mod pki;
+mod raw;
 mod render;
 mod review;
 mod schema;
@@ -293,7 +294,8 @@ async fn seed(api: &Api, name: &'static str) -> Result<(), OpenError> {
     let mut namespace = Namespace::default();
     namespace.metadata.name = Some(name.into());
     let effect = http::query::Effect::Write;
-    match endpoint::write::insert(api, &**kind, None, Box::new(namespace), effect).await {
+    let document = managed::Document::unowned(Box::new(namespace));
+    match endpoint::write::insert(api, &**kind, None, document, effect).await {
         Ok(_) | Err(error::ApiError::AlreadyExists { .. }) => Ok(()),
         Err(error) => Err(failed(error.to_string())),
     }

@@ -25,13 +25,17 @@ impl From<&Entry> for Stored {
 
 /// Appends the object with its resourceVersion.
 pub(crate) fn object(out: &mut BytesMut, descriptor: &Descriptor, stored: &Stored) {
-    let head = descriptor.head().len().min(stored.value.len());
-    out.reserve(stored.value.len() + 48);
-    out.extend_from_slice(&stored.value[..head]);
-    if stored.revision > 0 {
-        version(out, stored.revision);
+    text(out, descriptor, &stored.value, stored.revision);
+}
+
+pub(crate) fn text(out: &mut BytesMut, descriptor: &Descriptor, text: &[u8], revision: Revision) {
+    let head = descriptor.head().len().min(text.len());
+    out.reserve(text.len() + 48);
+    out.extend_from_slice(&text[..head]);
+    if revision > 0 {
+        version(out, revision);
     }
-    out.extend_from_slice(&stored.value[head..]);
+    out.extend_from_slice(&text[head..]);
 }
 
 fn version(out: &mut BytesMut, revision: Revision) {

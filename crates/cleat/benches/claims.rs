@@ -7,19 +7,21 @@
 //!
 //! `CLEAT_BENCH_STORMS` (numbers with commas) and `CLEAT_BENCH_PAIRS` choose other sizes.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cleat::up::objects::CLASS;
 use cleat::up::{Config, Stack};
-use cleat_api::key::Key;
-use cleat_api::{build, claim};
-use cleat_runtime::{Cache, Caches, write};
+use cleat_api::build;
+use cleat_runtime::write;
+use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::api::{Request, WatchEvent, WatchParams};
+use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
-use tokio_util::sync::CancellationToken;
 
 const ROUNDS: usize = 200;
 const WARM_UP: usize = 20;
@@ -61,21 +63,20 @@ struct Bench {
     pool: PathBuf,
     stack: Stack,
     client: kube::Client,
-    claims: Cache<PersistentVolumeClaim>,
-    volumes: Cache<PersistentVolume>,
+    claims: Arc<Tally>,
+    volumes: Arc<Tally>,
     changed: Arc<Notify>,
 }
 
 impl Bench {
     async fn start() -> Self {
-        let directory = tempfile::Builder::new().prefix("cb-").tempdir_in("/tmp").expect("a temporary directory");
+        let directory = tempfile::Builder::new().prefix("cb-").tempdir().expect("a temporary directory");
         let config = Config::scratch(directory.path(), 1, env!("CARGO_BIN_EXE_cleat"));
         let stack = Stack::start(config).await.expect("the stack starts");
         let client = stack.client();
-        let caches = Caches::new(client.clone(), CancellationToken::new());
         let changed = Arc::new(Notify::new());
-        let (claims, volumes) = (caches.claims(), caches.volumes());
-        tokio::join!(follow(&claims, &changed), follow(&volumes, &changed));
+        let claims = Tally::of::<PersistentVolumeClaim>(&client, &changed);
+        let volumes = Tally::of::<PersistentVolume>(&client, &changed);
         Self { pool: stack.layout().pool(), _directory: directory, stack, client, claims, volumes, changed }
     }
 
@@ -87,13 +88,9 @@ impl Bench {
         let (mut made, mut gone) = (Vec::new(), Vec::new());
         for round in 0..WARM_UP + ROUNDS {
             let name = format!("one-{round}");
-            let key = Key::namespaced("default", &name);
             let begun = Instant::now();
             let claim = self.create(wanted(&name, CLASS)).await;
-            self.until("the claim is bound", || {
-                self.claims.get(&key).is_some_and(|c| claim::claim_phase(&c) == "Bound")
-            })
-            .await;
+            self.until("the claim is bound", || self.claims.is(&name, "Bound")).await;
             let bound = begun.elapsed();
             let begun = Instant::now();
             write::delete(&self.client, &claim).await.expect("claim deleted");
@@ -133,27 +130,21 @@ impl Bench {
             bare(volume)
         };
         self.send((0..count).map(volume)).await;
-        self.until("the volumes are available", || {
-            self.volumes.all().iter().filter(|v| claim::volume_phase(v) == "Available").count() == count
-        })
-        .await;
+        self.until("the volumes are available", || self.volumes.count("Available") == count).await;
         let step = Step::begin(format!("{count} static pairs, claims created → Bound"), count);
         self.send((0..count).map(|n| wanted(&format!("pair-{n}"), "static"))).await;
         self.all_bound(count).await;
         step.end();
         self.delete_all().await;
-        for volume in self.volumes.all() {
-            write::delete(&self.client, volume.as_ref()).await.expect("volume deleted");
+        for name in self.volumes.names() {
+            let volume = bare(build::volume(&name, "static", "1Gi"));
+            write::delete(&self.client, &volume).await.expect("volume deleted");
         }
         self.until("no volume is left", || self.volumes.is_empty()).await;
     }
 
     async fn all_bound(&self, count: usize) {
-        self.until("all claims are bound", || {
-            let claims = self.claims.all();
-            claims.len() == count && claims.iter().all(|c| claim::claim_phase(c) == "Bound")
-        })
-        .await;
+        self.until("all claims are bound", || self.claims.len() == count && self.claims.count("Bound") == count).await;
     }
 
     async fn create<K: write::Reachable>(&self, object: K) -> K {
@@ -177,11 +168,12 @@ impl Bench {
     async fn delete_all(&self) {
         let places = Arc::new(Semaphore::new(SENDERS));
         let mut senders = JoinSet::new();
-        for claim in self.claims.all() {
+        for name in self.claims.names() {
+            let claim = wanted(&name, CLASS);
             let place = places.clone().acquire_owned().await.expect("open");
             let client = self.client.clone();
             senders.spawn(async move {
-                write::delete(&client, claim.as_ref()).await.expect("deleted");
+                write::delete(&client, &claim).await.expect("deleted");
                 drop(place);
             });
         }
@@ -222,13 +214,100 @@ fn bare<K: kube::Resource>(mut object: K) -> K {
     object
 }
 
-async fn follow<K>(cache: &Cache<K>, changed: &Arc<Notify>)
-where
-    K: kube::Resource + std::fmt::Debug + Send + Sync + 'static,
-{
-    cache.synced().await;
-    let changed = changed.clone();
-    cache.subscribe(move |_| changed.notify_waiters());
+/// Names and phases of one kind, kept by a watch that decodes nothing else: the bench is not what is measured.
+#[derive(Default)]
+struct Tally(Mutex<Phases>);
+
+#[derive(Default)]
+struct Phases {
+    of: HashMap<String, String>,
+    counts: HashMap<String, usize>,
+}
+
+#[derive(Clone, serde::Deserialize)]
+struct Seen {
+    metadata: SeenMetadata,
+    #[serde(default)]
+    status: SeenStatus,
+}
+
+#[derive(Clone, serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SeenMetadata {
+    name: String,
+    resource_version: String,
+}
+
+#[derive(Clone, Default, serde::Deserialize)]
+struct SeenStatus {
+    #[serde(default)]
+    phase: String,
+}
+
+impl Tally {
+    fn of<K: kube::Resource<DynamicType = ()>>(client: &kube::Client, changed: &Arc<Notify>) -> Arc<Self> {
+        let tally = Arc::new(Self::default());
+        let (kept, client, changed) = (tally.clone(), client.clone(), changed.clone());
+        let requests = Request::new(K::url_path(&(), None));
+        tokio::spawn(async move {
+            let mut revision = "0".to_owned();
+            loop {
+                let request = requests.watch(&WatchParams::default(), &revision).expect("a request");
+                let mut events = Box::pin(client.request_events::<Seen>(request).await.expect("a watch"));
+                while let Some(Ok(event)) = events.next().await {
+                    match event {
+                        WatchEvent::Added(seen) | WatchEvent::Modified(seen) => {
+                            revision.clone_from(&seen.metadata.resource_version);
+                            kept.0.lock().set(seen.metadata.name, Some(seen.status.phase));
+                        }
+                        WatchEvent::Deleted(seen) => {
+                            revision.clone_from(&seen.metadata.resource_version);
+                            kept.0.lock().set(seen.metadata.name, None);
+                        }
+                        WatchEvent::Bookmark(mark) => revision = mark.metadata.resource_version,
+                        WatchEvent::Error(status) => panic!("the watch failed: {status}"),
+                    }
+                    changed.notify_waiters();
+                }
+            }
+        });
+        tally
+    }
+
+    fn len(&self) -> usize {
+        self.0.lock().of.len()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.lock().of.keys().cloned().collect()
+    }
+
+    fn is(&self, name: &str, phase: &str) -> bool {
+        self.0.lock().of.get(name).is_some_and(|found| found == phase)
+    }
+
+    fn count(&self, phase: &str) -> usize {
+        self.0.lock().counts.get(phase).copied().unwrap_or(0)
+    }
+}
+
+impl Phases {
+    fn set(&mut self, name: String, phase: Option<String>) {
+        let before = match phase.clone() {
+            Some(phase) => self.of.insert(name, phase),
+            None => self.of.remove(&name),
+        };
+        if let Some(count) = before.and_then(|before| self.counts.get_mut(&before)) {
+            *count -= 1;
+        }
+        if let Some(phase) = phase {
+            *self.counts.entry(phase).or_default() += 1;
+        }
+    }
 }
 
 /// The images of volumes in the pool.

@@ -152,12 +152,21 @@ where
         });
     }
 
-    /// The watch shows that the object is gone.
-    pub(crate) fn departed(&self, object: &K) {
-        let revision = object.meta().revision();
+    /// The watch shows the object at this revision. Is that what is here already, by a write of our own?
+    pub(crate) fn is_known(&self, key: &Key, revision: u64) -> bool {
+        let mut state = self.0.state.write();
+        let known = state.objects.get(key).is_some_and(|object| object.meta().revision() == revision);
+        if known {
+            state.seen = state.seen.max(revision);
+        }
+        known
+    }
+
+    /// The watch shows that the object is gone since this revision.
+    pub(crate) fn departed(&self, key: &Key, revision: u64) {
         self.change(|state| {
             state.seen = state.seen.max(revision);
-            state.remove_up_to(&Key::of(object.meta()), revision)
+            state.remove_up_to(key, revision)
         });
     }
 
@@ -342,10 +351,23 @@ mod tests {
     }
 
     #[test]
+    fn what_the_watch_brings_is_news_only_if_it_was_not_our_own() {
+        let cache = Cache::default();
+        cache.observe_write(pod("a", 7, "n1"));
+        assert!(cache.is_known(&key("a"), 7));
+        for (case, name, revision) in [("newer", "a", 8), ("older", "a", 6), ("another", "b", 7)] {
+            assert!(!cache.is_known(&key(name), revision), "{case}");
+        }
+        cache.departed(&key("a"), 9);
+        cache.observe_write(pod("a", 7, "n1"));
+        assert!(cache.get(&key("a")).is_none());
+    }
+
+    #[test]
     fn a_late_reply_does_not_bring_back_a_deleted_object() {
         let cache = Cache::default();
         cache.arrived(pod("a", 5, ""));
-        cache.departed(&pod("a", 9, ""));
+        cache.departed(&key("a"), 9);
         cache.observe_write(pod("a", 7, "n1"));
         assert!(cache.get(&key("a")).is_none(), "the watch had passed it");
         cache.passed(20);
@@ -362,7 +384,7 @@ mod tests {
         other.metadata.uid = Some("another".to_owned());
         cache.arrived(other);
         assert_eq!(*heard.lock(), ["applied 5", "deleted 5", "applied 9"]);
-        cache.departed(&pod("a", 7, ""));
+        cache.departed(&key("a"), 7);
         assert!(cache.get(&key("a")).is_some(), "the old one's end is not the new one's");
     }
 
@@ -373,7 +395,7 @@ mod tests {
         let by_node = cache.index(|p: &Pod| p.spec.iter().filter_map(|s| s.node_name.clone()).collect());
         cache.arrived(pod("b", 2, "n1"));
         cache.arrived(pod("a", 3, "n2"));
-        cache.departed(&pod("b", 4, "n1"));
+        cache.departed(&key("b"), 4);
         assert!(by_node.get("n1").is_empty());
         assert_eq!(by_node.get("n2").len(), 1);
     }

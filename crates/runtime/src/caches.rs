@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, 
 use k8s_openapi::api::storage::v1::{
     CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment, VolumeAttributesClass,
 };
-use kube::{Api, Client, Resource};
+use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
@@ -70,6 +70,6 @@ where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
     let cache = Cache::default();
-    tokio::spawn(reflect(Api::<K>::all(shared.client.clone()), cache.clone(), name, shared.stop.clone()));
+    tokio::spawn(reflect(shared.client.clone(), cache.clone(), name, shared.stop.clone()));
     cache
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use cleat_api::Key;
 use cleat_api::names::sha256_hex;
+use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::{Client, Resource};
@@ -21,6 +22,10 @@ use crate::write::{self, Part};
 const WAITING_AT_MOST: usize = 4096;
 /// A repeated event is written at most this often; what happens in between is added to the next count.
 const REPEAT_EVERY: Duration = Duration::from_secs(5);
+/// How long an event waits for others to be written with it.
+const GATHERING: Duration = Duration::from_millis(50);
+/// How many events are on their way to the server at the same time.
+const AT_ONCE: usize = 64;
 /// How many different events are remembered for counting.
 const REMEMBERED: usize = 4096;
 
@@ -102,46 +107,79 @@ struct Series {
     written: Instant,
 }
 
+/// What is written for a note.
+enum Write {
+    Create { id: String, event: Box<Event> },
+    Count { id: String, key: Key, count: i32, note: Note },
+}
+
 impl Writer {
     async fn run(mut self, mut inbox: mpsc::Receiver<Note>) {
-        while let Some(note) = inbox.recv().await {
-            if let Err(error) = self.write(note).await {
-                debug!(%error, "event not written");
+        let mut notes = Vec::new();
+        loop {
+            if inbox.recv_many(&mut notes, WAITING_AT_MOST).await == 0 {
+                return;
             }
+            // Nobody waits for an event, and what is told of waits for the same disk: events go together, a little later.
+            tokio::time::sleep(GATHERING).await;
+            while notes.len() < WAITING_AT_MOST {
+                let Ok(note) = inbox.try_recv() else { break };
+                notes.push(note);
+            }
+            let writes: Vec<Write> = notes.drain(..).filter_map(|note| self.planned(note)).collect();
+            self.write_all(writes).await;
         }
     }
 
-    async fn write(&mut self, note: Note) -> Result<(), write::WriteError> {
+    /// What to write for a note, if anything. From here on it counts as written.
+    fn planned(&mut self, note: Note) -> Option<Write> {
         let uid = note.about.uid.as_deref().unwrap_or_default();
         let id = format!("{uid}/{}/{}/{}", note.kind.as_str(), note.reason, note.message);
         if let Some(series) = self.known.get_mut(&id) {
             series.count += 1;
             if series.written.elapsed() < REPEAT_EVERY {
-                return Ok(());
+                return None;
             }
             series.written = Instant::now();
-            let patch = serde_json::json!({ "count": series.count, "lastTimestamp": note.at });
-            let (key, count) = (series.key.clone(), series.count);
-            match write::merge::<Event>(&self.client, Part::Whole, &key, &patch).await {
-                // It expired on the server: start the series anew.
-                Err(error) if error.is_not_found() => {
-                    self.known.remove(&id);
-                    debug!(%key, count, "event expired");
-                }
-                result => return result.map(drop),
-            }
+            return Some(Write::Count { id, key: series.key.clone(), count: series.count, note });
         }
-        let event = self.build(&note, &id);
-        let key = Key::of(&event.metadata);
-        match write::create(&self.client, &event).await {
-            Err(error) if !error.already_exists() => return Err(error),
-            Ok(_) | Err(_) => {}
-        }
+        Some(self.begun(id, &note))
+    }
+
+    /// A series begins.
+    fn begun(&mut self, id: String, note: &Note) -> Write {
+        let event = Box::new(self.build(note, &id));
         if self.known.len() >= REMEMBERED {
             self.known.clear();
         }
-        self.known.insert(id, Series { key, count: 1, written: Instant::now() });
-        Ok(())
+        let series = Series { key: Key::of(&event.metadata), count: 1, written: Instant::now() };
+        self.known.insert(id.clone(), series);
+        Write::Create { id, event }
+    }
+
+    async fn write_all(&mut self, writes: Vec<Write>) {
+        let mut left = writes;
+        while !left.is_empty() {
+            let done: Vec<_> = {
+                let client = &self.client;
+                futures::stream::iter(left).map(|write| perform(client, write)).buffered(AT_ONCE).collect().await
+            };
+            // What expired on the server begins anew.
+            left = done
+                .into_iter()
+                .filter_map(|outcome| match outcome {
+                    Outcome::Written => None,
+                    Outcome::Failed(id) => {
+                        self.known.remove(&id);
+                        None
+                    }
+                    Outcome::Expired(id, note) => {
+                        self.known.remove(&id);
+                        Some(self.begun(id, &note))
+                    }
+                })
+                .collect();
+        }
     }
 
     fn build(&self, note: &Note, id: &str) -> Event {
@@ -165,6 +203,35 @@ impl Writer {
             source: Some(EventSource { component: Some(self.component.clone()), host: None }),
             reporting_component: Some(self.component.clone()),
             ..Event::default()
+        }
+    }
+}
+
+enum Outcome {
+    Written,
+    Failed(String),
+    Expired(String, Note),
+}
+
+async fn perform(client: &Client, write: Write) -> Outcome {
+    match write {
+        Write::Create { id, event } => match write::create_unseen(client, &*event).await {
+            Err(error) if !error.already_exists() => {
+                debug!(%error, "event not written");
+                Outcome::Failed(id)
+            }
+            Ok(()) | Err(_) => Outcome::Written,
+        },
+        Write::Count { id, key, count, note } => {
+            let patch = serde_json::json!({ "count": count, "lastTimestamp": note.at });
+            match write::merge::<Event>(client, Part::Whole, &key, &patch).await {
+                Err(error) if error.is_not_found() => Outcome::Expired(id, note),
+                Err(error) => {
+                    debug!(%error, "event not counted");
+                    Outcome::Written
+                }
+                Ok(_) => Outcome::Written,
+            }
         }
     }
 }

@@ -11,6 +11,7 @@ pub mod lease;
 pub mod metrics;
 pub mod queue;
 mod reflect;
+mod wire;
 pub mod work;
 pub mod write;
 

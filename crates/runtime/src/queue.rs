@@ -77,8 +77,15 @@ struct State<K> {
     /// Added while running: due again when done.
     dirty: HashSet<K>,
     failures: HashMap<K, Failing>,
-    /// Numbers the timers: only a key's latest may wake it.
+    /// When a key is due that was to come later.
+    alarms: HashMap<K, Alarm>,
+    /// Numbers the timers: only those that were not replaced may wake a key.
     timers: u64,
+}
+
+struct Alarm {
+    due: Instant,
+    timer: u64,
 }
 
 struct Failing {
@@ -95,6 +102,7 @@ impl<K: QueueKey> Queue<K> {
             running: HashSet::new(),
             dirty: HashSet::new(),
             failures: HashMap::new(),
+            alarms: HashMap::new(),
             timers: 0,
         };
         Self(Arc::new(Shared { state: Mutex::new(state), ready: Notify::new(), backoff }))
@@ -128,12 +136,36 @@ impl<K: QueueKey> Queue<K> {
         self.0.ready.notify_one();
     }
 
+    /// Adds the key after a while; asked for several times, at the earliest of these.
     pub fn add_after(&self, key: K, delay: Duration) {
+        let due = Instant::now() + delay;
+        let timer = {
+            let mut state = self.0.state.lock();
+            if state.alarms.get(&key).is_some_and(|alarm| alarm.due <= due) {
+                return;
+            }
+            state.timers += 1;
+            let timer = state.timers;
+            state.alarms.insert(key.clone(), Alarm { due, timer });
+            timer
+        };
         let queue = self.clone();
         tokio::spawn(async move {
-            tokio::time::sleep(delay).await;
-            queue.add(key);
+            tokio::time::sleep_until(due).await;
+            if queue.ring(&key, timer) {
+                queue.add(key);
+            }
         });
+    }
+
+    /// Is this still the alarm of the key? Then it is over.
+    fn ring(&self, key: &K, timer: u64) -> bool {
+        let mut state = self.0.state.lock();
+        let is_set = state.alarms.get(key).is_some_and(|alarm| alarm.timer == timer);
+        if is_set {
+            state.alarms.remove(key);
+        }
+        is_set
     }
 
     /// The next key, marked as running until [`Queue::done`] or [`Queue::failed`] is called for it.
@@ -300,6 +332,22 @@ mod tests {
         queue.add("a");
         let key = queue.next().await;
         assert_eq!(queue.failed(&key).as_secs(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_key_has_one_alarm_and_it_is_the_earliest() {
+        let queue = Queue::new(Backoff::default());
+        let seconds = Duration::from_secs;
+        for delay in [60, 5, 30, 60] {
+            queue.add_after("a", seconds(delay));
+        }
+        let begun = Instant::now();
+        assert_eq!(queue.next().await, "a");
+        assert_eq!(begun.elapsed().as_secs(), 5);
+        queue.done(&"a");
+        assert!(tokio::time::timeout(seconds(100), queue.next()).await.is_err(), "the others are void");
+        queue.add_after("a", seconds(60));
+        assert_eq!(queue.next().await, "a");
     }
 
     #[tokio::test(start_paused = true)]

@@ -8,14 +8,15 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use cleat_api::Key;
-use futures::StreamExt as _;
-use kube::api::{ListParams, WatchEvent, WatchParams};
-use kube::{Api, Resource};
+use kube::api::{ListParams, ObjectList, Request, WatchParams};
+use kube::core::Status;
+use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use crate::cache::Cache;
+use crate::wire::{self, Headline, Lines};
 
 const PAGE: u32 = 500;
 /// The server ends a watch after this many seconds; one that is silent for longer has lost its connection.
@@ -34,17 +35,17 @@ enum End {
     Failed { error: String, at: String },
 }
 
-pub(crate) async fn reflect<K>(api: Api<K>, cache: Cache<K>, kind: &'static str, stop: CancellationToken)
+pub(crate) async fn reflect<K>(client: Client, cache: Cache<K>, kind: &'static str, stop: CancellationToken)
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
     tokio::select! {
         () = stop.cancelled() => {}
-        () = follow(&api, &cache, kind) => {}
+        () = follow(&client, &cache, kind) => {}
     }
 }
 
-async fn follow<K>(api: &Api<K>, cache: &Cache<K>, kind: &'static str)
+async fn follow<K>(client: &Client, cache: &Cache<K>, kind: &'static str)
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
@@ -52,7 +53,7 @@ where
     let mut pause = FIRST_PAUSE;
     loop {
         let failure = match from.take() {
-            None => match list(api, cache).await {
+            None => match list(client, cache).await {
                 Ok(revision) => {
                     debug!(kind, objects = cache.len(), "cache synced");
                     from = Some(revision);
@@ -60,7 +61,7 @@ where
                 }
                 Err(error) => Some(error.to_string()),
             },
-            Some(revision) => match watch(api, cache, revision).await {
+            Some(revision) => match watch(client, cache, revision).await {
                 End::Resume(revision) => {
                     from = Some(revision);
                     None
@@ -84,17 +85,18 @@ where
 }
 
 /// Takes a complete list, page by page, and returns its revision.
-async fn list<K>(api: &Api<K>, cache: &Cache<K>) -> kube::Result<String>
+async fn list<K>(client: &Client, cache: &Cache<K>) -> kube::Result<String>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
     let mut shown = HashSet::new();
     let mut page = ListParams::default().limit(PAGE);
     loop {
-        let part = api.list(&page).await?;
+        let request = Request::new(K::url_path(&(), None)).list(&page).map_err(kube::Error::BuildRequest)?;
+        let part: ObjectList<K> = wire::fetch(client, request).await?;
         for object in part.items {
             shown.insert(Key::of(object.meta()));
-            cache.arrived(trimmed(object));
+            cache.arrived(object);
         }
         match part.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => page = page.continue_token(&token),
@@ -107,47 +109,73 @@ where
     }
 }
 
-async fn watch<K>(api: &Api<K>, cache: &Cache<K>, mut revision: String) -> End
+async fn watch<K>(client: &Client, cache: &Cache<K>, mut revision: String) -> End
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
     let parameters = WatchParams::default().timeout(WATCH_SECONDS);
-    let mut events = match api.watch(&parameters, &revision).await {
-        Ok(events) => events.boxed(),
+    let opened = async {
+        let request = Request::new(K::url_path(&(), None)).watch(&parameters, &revision);
+        Lines::open(client, request.map_err(kube::Error::BuildRequest)?).await
+    };
+    let mut lines = match opened.await {
+        Ok(lines) => lines,
         Err(kube::Error::Api(status)) if status.code == 410 => return End::TooOld,
         Err(error) => return End::Failed { error: error.to_string(), at: revision },
     };
     loop {
-        let event = match tokio::time::timeout(SILENCE, events.next()).await {
-            Ok(Some(event)) => event,
-            Ok(None) => return End::Resume(revision),
+        let line = match tokio::time::timeout(SILENCE, lines.next()).await {
+            Ok(Ok(Some(line))) => line,
+            Ok(Ok(None)) => return End::Resume(revision),
+            Ok(Err(error)) => return End::Failed { error: error.to_string(), at: revision },
             Err(_) => return End::Failed { error: "the server is silent".to_owned(), at: revision },
         };
-        let newest = |object: &K, before: String| object.meta().resource_version.clone().unwrap_or(before);
-        match event {
-            Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => {
-                revision = newest(&object, revision);
-                cache.arrived(trimmed(object));
-            }
-            Ok(WatchEvent::Deleted(object)) => {
-                revision = newest(&object, revision);
-                cache.departed(&object);
-            }
-            Ok(WatchEvent::Bookmark(mark)) => {
-                revision = mark.metadata.resource_version;
-                cache.passed(number(&revision));
-            }
-            Ok(WatchEvent::Error(status)) if status.code == 410 => return End::TooOld,
-            Ok(WatchEvent::Error(status)) => return End::Failed { error: status.to_string(), at: revision },
+        match take(cache, &line) {
+            Ok(Taken::Upto(newest)) => revision = newest,
+            Ok(Taken::Nothing) => {}
+            Ok(Taken::End(status)) if status.code == 410 => return End::TooOld,
+            Ok(Taken::End(status)) => return End::Failed { error: status.to_string(), at: revision },
             Err(error) => return End::Failed { error: error.to_string(), at: revision },
         }
     }
 }
 
-/// Nobody reads the managed fields, and they outweigh the rest of the object.
-fn trimmed<K: Resource>(mut object: K) -> K {
-    object.meta_mut().managed_fields = None;
-    object
+/// What a line of a watch came to.
+enum Taken {
+    /// Everything up to this revision is known now.
+    Upto(String),
+    Nothing,
+    /// The server ends the watch.
+    End(Box<Status>),
+}
+
+/// Takes one change in. The object is decoded only if it is news: most changes are writes of our own.
+fn take<K>(cache: &Cache<K>, line: &[u8]) -> serde_json::Result<Taken>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Debug + Send + Sync + 'static,
+{
+    if line.trim_ascii().is_empty() {
+        return Ok(Taken::Nothing);
+    }
+    let Headline { verb, object } = serde_json::from_slice(line)?;
+    let metadata = object.metadata;
+    let newest = metadata.resource_version.as_deref().map(number).unwrap_or_default();
+    let key = || Key {
+        namespace: metadata.namespace.as_deref().map(ToOwned::to_owned),
+        name: metadata.name.as_deref().unwrap_or_default().to_owned(),
+    };
+    match &*verb {
+        "ADDED" | "MODIFIED" => {
+            if !cache.is_known(&key(), newest) {
+                cache.arrived(wire::object(line)?);
+            }
+        }
+        "DELETED" => cache.departed(&key(), newest),
+        "BOOKMARK" => cache.passed(newest),
+        "ERROR" => return wire::object(line).map(Taken::End),
+        _ => return Ok(Taken::Nothing),
+    }
+    Ok(metadata.resource_version.map_or(Taken::Nothing, |text| Taken::Upto(text.into_owned())))
 }
 
 fn number(revision: &str) -> u64 {

@@ -6,11 +6,15 @@ use cleat_api::Key;
 use cleat_api::key::Meta as _;
 use k8s_openapi::api::core::v1::{Binding, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::core::{ClusterResourceScope, NamespaceResourceScope, Status};
+use kube::api::{
+    DeleteParams, GetParams, ListParams, ObjectList, Patch, PatchParams, PostParams, Preconditions, Request,
+};
+use kube::core::{ClusterResourceScope, NamespaceResourceScope};
 use kube::{Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+use crate::wire;
 
 /// Which document of an object a write goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,58 +72,88 @@ impl WriteError {
     }
 }
 
-/// A kind whose `Api` can be had from a namespace (or none).
+/// A kind that can be read and written.
 pub trait Reachable: Resource<DynamicType = ()> + Clone + DeserializeOwned + Serialize + Debug + 'static {
-    fn api(client: Client, namespace: Option<&str>) -> Api<Self>;
+    /// The namespace of a request about an object that says it is in this one.
+    fn place(namespace: Option<&str>) -> Option<&str>;
 }
 
-/// Chooses between `Api::all` and `Api::namespaced` by the kind's scope.
-pub trait ScopedApi<K> {
-    fn api(client: Client, namespace: Option<&str>) -> Api<K>;
+/// Where objects of a scope are.
+pub trait Placed {
+    fn place(namespace: Option<&str>) -> Option<&str>;
 }
 
-impl<K: Resource<DynamicType = (), Scope = ClusterResourceScope>> ScopedApi<K> for ClusterResourceScope {
-    fn api(client: Client, _: Option<&str>) -> Api<K> {
-        Api::all(client)
+impl Placed for ClusterResourceScope {
+    fn place(_: Option<&str>) -> Option<&str> {
+        None
     }
 }
 
-impl<K: Resource<DynamicType = (), Scope = NamespaceResourceScope>> ScopedApi<K> for NamespaceResourceScope {
-    fn api(client: Client, namespace: Option<&str>) -> Api<K> {
-        Api::namespaced(client, namespace.unwrap_or("default"))
+impl Placed for NamespaceResourceScope {
+    fn place(namespace: Option<&str>) -> Option<&str> {
+        namespace.or(Some("default"))
     }
 }
 
 impl<K> Reachable for K
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Serialize + Debug + 'static,
-    K::Scope: ScopedApi<K>,
+    K::Scope: Placed,
 {
-    fn api(client: Client, namespace: Option<&str>) -> Api<Self> {
-        K::Scope::api(client, namespace)
+    fn place(namespace: Option<&str>) -> Option<&str> {
+        K::Scope::place(namespace)
     }
 }
+
+fn requests<K: Reachable>(namespace: Option<&str>) -> Request {
+    Request::new(K::url_path(&(), K::place(namespace)))
+}
+
+type Built = Result<http::Request<Vec<u8>>, kube::core::request::Error>;
 
 fn failed<K: Reachable>(verb: &'static str, key: &Key) -> impl FnOnce(kube::Error) -> WriteError {
     let key = key.clone();
     move |source| WriteError { verb, kind: K::kind(&()).into_owned(), key, source: Box::new(source) }
 }
 
+fn encoded<K: Reachable>(object: &K) -> kube::Result<Vec<u8>> {
+    serde_json::to_vec(object).map_err(kube::Error::SerdeError)
+}
+
+fn built(request: Built) -> kube::Result<http::Request<Vec<u8>>> {
+    request.map_err(kube::Error::BuildRequest)
+}
+
 pub async fn create<K: Reachable>(client: &Client, object: &K) -> Result<K, WriteError> {
     let key = Key::of(object.meta());
-    let api = K::api(client.clone(), key.namespace.as_deref());
-    api.create(&PostParams::default(), object).await.map_err(failed::<K>("create", &key))
+    let made = async { wire::fetch(client, creation(&key, object)?).await };
+    made.await.map_err(failed::<K>("create", &key))
+}
+
+/// The same for a caller who does not look at what the server made of it.
+pub async fn create_unseen<K: Reachable>(client: &Client, object: &K) -> Result<(), WriteError> {
+    let key = Key::of(object.meta());
+    let made = async { wire::send(client, creation(&key, object)?).await };
+    made.await.map_err(failed::<K>("create", &key))
+}
+
+fn creation<K: Reachable>(key: &Key, object: &K) -> kube::Result<http::Request<Vec<u8>>> {
+    built(requests::<K>(key.namespace.as_deref()).create(&PostParams::default(), encoded(object)?))
 }
 
 /// Replaces the object (or its status) if its resourceVersion still is the given one.
 pub async fn replace<K: Reachable>(client: &Client, part: Part, object: &K) -> Result<K, WriteError> {
     let key = Key::of(object.meta());
-    let api = K::api(client.clone(), key.namespace.as_deref());
-    match part {
-        Part::Whole => api.replace(&key.name, &PostParams::default(), object).await,
-        Part::Status => api.replace_status(&key.name, &PostParams::default(), object).await,
-    }
-    .map_err(failed::<K>("update", &key))
+    let written = async {
+        let (requests, params) = (requests::<K>(key.namespace.as_deref()), PostParams::default());
+        let data = encoded(object)?;
+        let request = match part {
+            Part::Whole => requests.replace(&key.name, &params, data),
+            Part::Status => requests.replace_subresource("status", &key.name, &params, data),
+        };
+        wire::fetch(client, built(request)?).await
+    };
+    written.await.map_err(failed::<K>("update", &key))
 }
 
 /// Merge-patches the object. A `metadata.resourceVersion` in the patch makes it conditional.
@@ -129,13 +163,16 @@ pub async fn merge<K: Reachable>(
     key: &Key,
     patch: &serde_json::Value,
 ) -> Result<K, WriteError> {
-    let api = K::api(client.clone(), key.namespace.as_deref());
-    let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-    match part {
-        Part::Whole => api.patch(&key.name, &params, &patch).await,
-        Part::Status => api.patch_status(&key.name, &params, &patch).await,
-    }
-    .map_err(failed::<K>("patch", key))
+    let written = async {
+        let (requests, params) = (requests::<K>(key.namespace.as_deref()), PatchParams::default());
+        let patch = Patch::Merge(patch);
+        let request = match part {
+            Part::Whole => requests.patch(&key.name, &params, &patch),
+            Part::Status => requests.patch_subresource("status", &key.name, &params, &patch),
+        };
+        wire::fetch(client, built(request)?).await
+    };
+    written.await.map_err(failed::<K>("patch", key))
 }
 
 /// Sets the finalizers, if nobody wrote the object since `object` was read: the list is sent whole, and a finalizer
@@ -161,32 +198,46 @@ pub async fn delete_at_once<K: Reachable>(client: &Client, object: &K) -> Result
 
 async fn delete_with<K: Reachable>(client: &Client, object: &K, params: DeleteParams) -> Result<Option<K>, WriteError> {
     let key = Key::of(object.meta());
-    let api = K::api(client.clone(), key.namespace.as_deref());
     let uid = Some(object.meta().uid().to_owned()).filter(|uid| !uid.is_empty());
     let params = DeleteParams { preconditions: Some(Preconditions { uid, resource_version: None }), ..params };
-    match api.delete(&key.name, &params).await.map_err(failed::<K>("delete", &key)) {
-        Ok(held) => Ok(held.left()),
+    let deleted = async {
+        let request = requests::<K>(key.namespace.as_deref()).delete(&key.name, &params);
+        wire::fetch_unless_status(client, built(request)?).await
+    };
+    match deleted.await.map_err(failed::<K>("delete", &key)) {
+        Ok(held) => Ok(held),
         Err(error) => error.absent_is_fine().map(|()| None),
     }
 }
 
 /// Reads the object from the server, past the cache.
 pub async fn live<K: Reachable>(client: &Client, key: &Key) -> Result<Option<K>, WriteError> {
-    let api = K::api(client.clone(), key.namespace.as_deref());
-    api.get_opt(&key.name).await.map_err(failed::<K>("get", key))
+    let read = async {
+        let request = requests::<K>(key.namespace.as_deref()).get(&key.name, &GetParams::default());
+        wire::fetch(client, built(request)?).await
+    };
+    match read.await.map_err(failed::<K>("get", key)) {
+        Ok(object) => Ok(Some(object)),
+        Err(error) => error.absent_is_fine().map(|()| None),
+    }
 }
 
 /// Lists a namespace (or everything) from the server, past the cache.
 pub async fn list_live<K: Reachable>(client: &Client, namespace: Option<&str>) -> Result<Vec<K>, WriteError> {
-    let list = K::api(client.clone(), namespace).list(&ListParams::default()).await;
-    let key = Key::cluster(namespace.unwrap_or("*"));
-    list.map(|l| l.items).map_err(failed::<K>("list", &key))
+    list_at(client, K::place(namespace), namespace.unwrap_or("*")).await
 }
 
 /// Lists the objects of all namespaces from the server, past the cache.
 pub async fn list_everywhere<K: Reachable>(client: &Client) -> Result<Vec<K>, WriteError> {
-    let list = Api::<K>::all(client.clone()).list(&ListParams::default()).await;
-    list.map(|l| l.items).map_err(failed::<K>("list", &Key::cluster("*")))
+    list_at(client, None, "*").await
+}
+
+async fn list_at<K: Reachable>(client: &Client, place: Option<&str>, shown: &str) -> Result<Vec<K>, WriteError> {
+    let listed = async {
+        let request = Request::new(K::url_path(&(), place)).list(&ListParams::default());
+        wire::fetch::<ObjectList<K>>(client, built(request)?).await
+    };
+    listed.await.map(|list| list.items).map_err(failed::<K>("list", &Key::cluster(shown)))
 }
 
 /// Places a pod on a node through the binding subresource. The server refuses if the pod already has a node.
@@ -205,9 +256,11 @@ pub async fn bind_pod(client: &Client, pod: &Pod, node: &str) -> Result<(), Writ
             ..ObjectReference::default()
         },
     };
-    let failed =
-        |source| WriteError { verb: "bind", kind: "Pod".to_owned(), key: key.clone(), source: Box::new(source) };
-    let api: Api<Pod> = Api::namespaced(client.clone(), key.namespace.as_deref().unwrap_or("default"));
-    let bound: Result<Status, _> = api.create_subresource("binding", &key.name, &PostParams::default(), &binding).await;
-    bound.map(drop).map_err(failed)
+    let bound = async {
+        let data = serde_json::to_vec(&binding).map_err(kube::Error::SerdeError)?;
+        let requests = requests::<Pod>(key.namespace.as_deref());
+        let request = requests.create_subresource("binding", &key.name, &PostParams::default(), data);
+        wire::send(client, built(request)?).await
+    };
+    bound.await.map_err(failed::<Pod>("bind", &key))
 }

@@ -8,11 +8,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use crate::api::Api;
 use crate::endpoint::At;
-use crate::endpoint::write::{Origin, Part, modify};
+use crate::endpoint::write::{Current, Origin, Part, modify};
 use crate::error::ApiError;
 use crate::http::query::Effect;
-use crate::kind::{Object, typed_mut};
-use crate::render::Stored;
+use crate::kind::typed_mut;
 use crate::strategy::rbac::GROUP;
 
 const CLUSTER_ROLES: &str = "/registry/clusterroles/";
@@ -60,10 +59,8 @@ async fn collect(api: &Api) -> Result<(), ApiError> {
             continue;
         }
         let at = At { kind: &**kind, namespace: None, name: role.metadata.name.as_deref().unwrap_or_default() };
-        let mut change = |current: &dyn Object, _: &Stored| {
-            let mut new = current.copy();
-            typed_mut::<ClusterRole>(&mut *new).rules = Some(wanted.clone());
-            Ok(new)
+        let mut change = |current: &Current<'_>| {
+            Ok(current.edited(|new| typed_mut::<ClusterRole>(new).rules = Some(wanted.clone())))
         };
         match modify(api, at, Part::Whole, Origin::Server, Effect::Write, &mut change).await {
             Ok(_) | Err(ApiError::NotFound { .. }) => {}

@@ -11,11 +11,11 @@ use super::rules::missing;
 use crate::api::Api;
 use crate::authenticate::{AUTHENTICATED, MASTERS, UNAUTHENTICATED};
 use crate::endpoint::At;
-use crate::endpoint::write::{Origin, Part, insert, modify};
+use crate::endpoint::write::{Current, Origin, Part, insert, modify};
 use crate::error::ApiError;
 use crate::http::query::Effect;
 use crate::kind::{Object, typed_mut};
-use crate::render::Stored;
+use crate::managed::Document;
 use crate::strategy::rbac::GROUP;
 
 const AUTOUPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
@@ -335,17 +335,17 @@ async fn make(
     let kinds = api.kinds();
     let kind = kinds.find(GROUP, "v1", plural).ok_or(ApiError::NoSuchResource)?;
     let name = object.meta().name.clone().unwrap_or_default();
-    match insert(api, &**kind, None, object, Effect::Write).await {
+    match insert(api, &**kind, None, Document::unowned(object), Effect::Write).await {
         Err(ApiError::AlreadyExists { .. }) => {}
         other => return other.map(drop),
     }
-    let mut change = |current: &dyn Object, _: &Stored| {
-        let mut new = current.copy();
-        let annotations = new.meta().annotations.as_ref();
-        if annotations.is_none_or(|a| a.get(AUTOUPDATE).is_none_or(|v| v != "false")) {
-            complete(&mut *new);
-        }
-        Ok(new)
+    let mut change = |current: &Current<'_>| {
+        Ok(current.edited(|new| {
+            let annotations = new.meta().annotations.as_ref();
+            if annotations.is_none_or(|a| a.get(AUTOUPDATE).is_none_or(|v| v != "false")) {
+                complete(new);
+            }
+        }))
     };
     let at = At { kind: &**kind, namespace: None, name: &name };
     modify(api, at, Part::Whole, Origin::Server, Effect::Write, &mut change).await.map(drop)

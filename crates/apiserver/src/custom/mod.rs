@@ -127,6 +127,7 @@ impl Kind for Custom {
     fn decode(&self, source: Source<'_>) -> Result<Box<dyn Object>, serde_json::Error> {
         let value = match source {
             Source::Bytes(bytes) => object::read(bytes)?,
+            Source::Made(text) => object::read(text.as_bytes())?,
             Source::Value(value) => value,
         };
         let mut object = CustomObject::parse(value)?;
@@ -165,10 +166,7 @@ impl Kind for Custom {
     fn prepare_status(&self, new: &mut dyn Object, old: &dyn Object, _now: Timestamp) {
         let (new, old): (&mut CustomObject, &CustomObject) = (typed_mut(new), typed(old));
         let status = new.body.remove(STATUS);
-        *new = CustomObject {
-            meta: ObjectMeta { managed_fields: new.meta.managed_fields.take(), ..old.meta.clone() },
-            ..old.clone()
-        };
+        *new = old.clone();
         new.body.remove(STATUS);
         new.body.extend(status.map(|status| (STATUS.to_owned(), status)));
     }

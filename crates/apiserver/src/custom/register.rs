@@ -18,12 +18,11 @@ use super::names::{Verdict, judge};
 use crate::api::Api;
 use crate::endpoint::At;
 use crate::endpoint::delete::{Outcome, remove};
-use crate::endpoint::write::{Origin, Part, modify};
+use crate::endpoint::write::{Current, Origin, Part, modify};
 use crate::error::ApiError;
 use crate::http::query::Effect;
-use crate::kind::{Kind, Object, typed_mut};
+use crate::kind::{Kind, typed_mut};
 use crate::meta;
-use crate::render::Stored;
 
 const DEFINITIONS: &str = "/registry/customresourcedefinitions/";
 pub(crate) const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";
@@ -179,11 +178,7 @@ async fn change(
     let kinds = api.kinds();
     let Some(kind) = kinds.find("apiextensions.k8s.io", "v1", "customresourcedefinitions") else { return Ok(()) };
     let at = At { kind: &**kind, namespace: None, name };
-    let mut change = |current: &dyn Object, _: &Stored| {
-        let mut new = current.copy();
-        edit(typed_mut(&mut *new));
-        Ok(new)
-    };
+    let mut change = |current: &Current<'_>| Ok(current.edited(|new| edit(typed_mut(new))));
     match modify(api, at, Part::Whole, Origin::Server, Effect::Write, &mut change).await {
         Ok(_) | Err(ApiError::NotFound { .. }) => Ok(()),
         Err(error) => Err(error),

@@ -4,7 +4,7 @@ use bytes::BytesMut;
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::write::{Origin, Part, insert, modify};
+use super::write::{Current, Origin, Part, insert, modify};
 use super::{At, decode, read};
 use crate::api::Api;
 use crate::error::{ApiError, ApplyCause};
@@ -13,8 +13,8 @@ use crate::http::Call;
 use crate::http::query::FieldValidation;
 use crate::http::reply::Reply;
 use crate::kind::{Object, Source};
-use crate::managed::{self, ApplyError, Conflict, Operation, Tracker};
-use crate::render::{self, Stored};
+use crate::managed::{self, ApplyError, Conflict, Document, Operation, Recorded, Tracker};
+use crate::render;
 
 /// The manager that keeps the annotation of client-side apply true.
 const KUBECTL: &str = "kubectl";
@@ -39,7 +39,7 @@ pub(crate) async fn apply(api: &Api, call: &Call, at: At<'_>, part: Part) -> Res
         force: call.query.force().unwrap_or(false),
     };
     loop {
-        let mut change = |old: &dyn Object, stored: &Stored| request.onto(old, stored);
+        let mut change = |current: &Current<'_>| request.onto(current);
         let outcome = modify(api, at, part, Origin::Patch, effect, &mut change).await;
         let (code, stored) = match outcome {
             Err(ApiError::NotFound { .. }) if part == Part::Main => {
@@ -108,27 +108,26 @@ struct Request<'a> {
 
 impl Request<'_> {
     /// The object that applying to nothing makes.
-    fn fresh(&self) -> Result<Box<dyn Object>, ApiError> {
+    fn fresh(&self) -> Result<Document, ApiError> {
         if let Some(uid) = self.config.pointer("/metadata/uid").and_then(Value::as_str).filter(|u| !u.is_empty()) {
             let why =
                 format!("uid mismatch: the provided object specified uid {uid}, and no existing object was found");
             return Err(ApiError::conflict(self.at.descriptor(), self.at.name, why));
         }
-        let applied = self.tracker.apply(&json!({}), None, &self.config, self.force).map_err(|e| self.refusal(e))?;
-        let mut object = self.decoded(applied.object.unwrap_or_else(|| json!({})))?;
+        let applied = self.tracker.apply(&json!({}), &Recorded::default(), &self.config, self.force);
+        let (object, owners) = applied.map_err(|e| self.refusal(e))?;
+        let object = self.decoded(object.unwrap_or_else(|| json!({})))?;
         let name = object.meta().name.clone().unwrap_or_default();
         if name != self.at.name {
             let why = format!("the name of the object ({name}) does not match the name on the URL ({})", self.at.name);
             return Err(ApiError::BadRequest(why));
         }
-        object.meta_mut().managed_fields = applied.owners.encode();
-        Ok(object)
+        Ok(Document { object, owners })
     }
 
-    fn onto(&self, old: &dyn Object, stored: &Stored) -> Result<Box<dyn Object>, ApiError> {
-        let live = self.live(stored)?;
-        let recorded = old.meta().managed_fields.as_ref();
-        let try_with = |force| self.tracker.apply(&live, recorded, &self.config, force);
+    fn onto(&self, current: &Current<'_>) -> Result<Document, ApiError> {
+        let live = self.live(current)?;
+        let try_with = |force| self.tracker.apply(&live, &current.document.owners, &self.config, force);
         let applied = match try_with(self.force) {
             Err(ApplyError::Conflicts(conflicts)) if self.is_kubectl => {
                 // What kubectl itself set by client-side apply, and nobody has changed since, is its own.
@@ -138,29 +137,24 @@ impl Request<'_> {
             }
             other => other,
         };
-        let applied = applied.map_err(|e| self.refusal(e))?;
-        let mut object = match applied.object {
+        let (object, owners) = applied.map_err(|e| self.refusal(e))?;
+        let mut object = match object {
             Some(value) => self.decoded(value)?,
-            None => old.copy(),
+            None => current.document.object.copy(),
         };
         if self.is_kubectl
             && let Some(noted) = object.meta_mut().annotations.as_mut().and_then(|a| a.get_mut(LAST_APPLIED))
         {
             *noted = self.noted();
         }
-        object.meta_mut().managed_fields = applied.owners.encode();
-        Ok(object)
+        Ok(Document { object, owners })
     }
 
-    fn live(&self, stored: &Stored) -> Result<Value, ApiError> {
+    fn live(&self, current: &Current<'_>) -> Result<Value, ApiError> {
         let damaged = |e: serde_json::Error| ApiError::Internal(format!("a stored object cannot be read: {e}"));
         let mut bytes = BytesMut::new();
-        render::object(&mut bytes, self.at.descriptor(), stored);
-        let mut live: Value = serde_json::from_slice(&bytes).map_err(damaged)?;
-        if let Some(Value::Object(metadata)) = live.get_mut("metadata") {
-            metadata.remove("managedFields");
-        }
-        Ok(live)
+        render::text(&mut bytes, self.at.descriptor(), &current.divided.text, current.stored.revision);
+        serde_json::from_slice(&bytes).map_err(damaged)
     }
 
     fn decoded(&self, mut value: Value) -> Result<Box<dyn Object>, ApiError> {

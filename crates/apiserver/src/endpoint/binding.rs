@@ -5,15 +5,14 @@ use k8s_openapi::api::core::v1::{Binding, Pod};
 use serde_json::json;
 
 use super::At;
-use super::write::{Origin, Part, modify};
+use super::write::{Current, Origin, Part, modify};
 use crate::api::Api;
 use crate::error::ApiError;
 use crate::http::Call;
 use crate::http::reply::Reply;
 use crate::http::route::Target;
-use crate::kind::{Object, typed_mut};
+use crate::kind::typed_mut;
 use crate::meta;
-use crate::render::Stored;
 
 pub(crate) async fn bind(api: &Api, call: &Call, at: At<'_>) -> Result<Reply, ApiError> {
     let effect = call.query.effect("CreateOptions")?;
@@ -25,10 +24,9 @@ pub(crate) async fn bind(api: &Api, call: &Call, at: At<'_>) -> Result<Reply, Ap
         let kind = crate::error::GroupKind { group: String::new(), kind: "Binding".into() };
         return Err(ApiError::Invalid { kind, name: at.name.into(), errors: vec![error] });
     }
-    let mut change = |current: &dyn Object, _: &Stored| {
-        let mut new = current.copy();
-        let pod: &mut Pod = typed_mut(&mut *new);
-        assign(at, pod, &binding, &node)?;
+    let mut change = |current: &Current<'_>| {
+        let mut new = current.document.copy();
+        assign(at, typed_mut::<Pod>(&mut *new.object), &binding, &node)?;
         Ok(new)
     };
     modify(api, at, Part::Whole, Origin::Server, effect, &mut change).await?;

@@ -1,7 +1,6 @@
 //! From a request body to an object of the kind the URL names.
 
 use serde::Deserialize;
-use serde_json::Value;
 use serde_json::error::Category;
 
 use super::At;
@@ -83,7 +82,7 @@ pub(crate) fn repeated(patch: &[u8], validation: FieldValidation) -> Vec<String>
 /// The object a patch has made.
 pub(crate) fn patched(
     at: At<'_>,
-    mut value: Value,
+    shown: String,
     patch: &[u8],
     repeated: Vec<String>,
     validation: FieldValidation,
@@ -93,14 +92,19 @@ pub(crate) fn patched(
         let kind = GroupKind { group: String::new(), kind: String::new() };
         ApiError::Invalid { kind, name: String::new(), errors: vec![FieldError::invalid("patch", shown, why)] }
     };
-    let shown = value.to_string();
-    let findings = strict::of_value(at.kind.schema(), &value);
+    let findings = strict::of_text(at.kind.schema(), shown.as_bytes());
     if let Some(fault) = findings.fault {
         return Err(refused(&shown, fault));
     }
     let unknown = if validation == FieldValidation::Ignore { Vec::new() } else { findings.complaints };
-    at.kind.schema().root().drop_zeros(&mut value);
-    let object = at.kind.decode(Source::Value(value)).map_err(|e| refused(&shown, e.to_string()))?;
+    let decoded = if findings.zeros {
+        let mut value = serde_json::from_str(&shown).unwrap_or_default();
+        at.kind.schema().root().drop_zeros(&mut value);
+        at.kind.decode(Source::Value(value))
+    } else {
+        at.kind.decode(Source::Made(&shown))
+    };
+    let object = decoded.map_err(|e| refused(&shown, e.to_string()))?;
     let blamed = if unknown.is_empty() { String::from_utf8_lossy(patch) } else { shown.into() };
     let mut warnings = repeated;
     warnings.extend(unknown);

@@ -7,7 +7,7 @@ use http::StatusCode;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, Time};
 
-use super::write::{decode, is_free};
+use super::write::{document, is_free};
 use super::{At, list, read};
 use crate::api::Api;
 use crate::descriptor::DeleteReply;
@@ -17,6 +17,7 @@ use crate::http::Call;
 use crate::http::query::Effect;
 use crate::http::reply::Reply;
 use crate::kind::{Kind, Object, Source, typed, typed_mut};
+use crate::managed::Divided;
 use crate::render::Stored;
 use crate::{admission, guard, meta};
 
@@ -103,11 +104,10 @@ pub(crate) async fn remove(
     let key = at.key();
     loop {
         let entry = api.of(at.kind).get(&key).await?.ok_or_else(|| at.not_found())?;
-        let old = decode(at.kind, &entry)?;
-        check_preconditions(&at, options, &*old, entry.modified)?;
-        let mut new = old.copy();
-        let step = mark(at.kind, options, &mut *new);
-        let value = new.encode();
+        let mut document = document(at.kind, &entry, &Divided::of(at.descriptor(), &entry.value))?;
+        check_preconditions(&at, options, &*document.object, entry.modified)?;
+        let step = mark(at.kind, options, &mut *document.object);
+        let value = document.encode();
         if step == Step::Keep && value == entry.value {
             return Ok(Outcome::Waiting(Stored::from(&entry)));
         }

@@ -25,7 +25,7 @@ use crate::http::Call;
 use crate::http::reply::Reply;
 use crate::http::route::Target;
 use crate::kind::{Kind, typed};
-use crate::managed::{Operation, Tracker};
+use crate::managed::{Document, Operation, Tracker};
 use crate::selector::Selector;
 use write::Part;
 
@@ -129,8 +129,8 @@ async fn create(api: &Arc<Api>, call: &Call, kind: &dyn Kind, namespace: Option<
     }
     let manager = call.query.field_manager("CreateOptions", &call.agent)?;
     let (mut object, warnings) = decode::body(call, kind, validation)?;
-    Tracker::new(kind, Part::Main, Operation::Update, &manager).created(&mut *object);
-    let stored = write::insert(api, kind, namespace, object, effect).await?;
+    let owners = Tracker::new(kind, Part::Main, Operation::Update, &manager).created(&mut *object);
+    let stored = write::insert(api, kind, namespace, Document { object, owners }, effect).await?;
     Ok(read::one(call, kind, StatusCode::CREATED, &stored)?.with_warnings(warnings))
 }
 
@@ -143,9 +143,10 @@ async fn object(api: &Arc<Api>, call: &Call, at: At<'_>) -> Result<Reply, ApiErr
                 let (mut object, warnings) = decode::body(call, at.kind, validation)?;
                 object.meta_mut().name = Some(at.name.into());
                 let manager = call.query.field_manager("UpdateOptions", &call.agent)?;
-                Tracker::new(at.kind, Part::Main, Operation::Update, &manager).created(&mut *object);
+                let owners = Tracker::new(at.kind, Part::Main, Operation::Update, &manager).created(&mut *object);
                 let effect = call.query.effect("UpdateOptions")?;
-                let stored = write::insert(api, at.kind, at.namespace, object, effect).await?;
+                let document = Document { object, owners };
+                let stored = write::insert(api, at.kind, at.namespace, document, effect).await?;
                 Ok(read::one(call, at.kind, StatusCode::CREATED, &stored)?.with_warnings(warnings))
             }
             other => other,

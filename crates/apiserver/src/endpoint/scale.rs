@@ -6,14 +6,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use serde_json::{Map, Value, json};
 
 use super::At;
-use super::write::{Origin, Part, modify};
+use super::write::{Current, Origin, Part, modify};
 use crate::api::Api;
 use crate::descriptor::{Scale, ScaleSelector};
 use crate::error::{ApiError, GroupKind};
 use crate::field::FieldError;
 use crate::http::Call;
 use crate::http::reply::Reply;
-use crate::kind::{Object, Source};
+use crate::kind::Source;
+use crate::managed::Document;
 use crate::patch::{Format, Patch};
 use crate::render::{self, Stored};
 use crate::schema::Schema;
@@ -40,8 +41,8 @@ async fn write(api: &Api, call: &Call, at: At<'_>, paths: &Scale) -> Result<Stor
         _ => None,
     };
     let origin = if patch.is_some() { Origin::Patch } else { Origin::Put };
-    let mut change = |_: &dyn Object, stored: &Stored| {
-        let mut object = value(at, stored)?;
+    let mut change = |current: &Current<'_>| {
+        let mut object = value(at, current.stored)?;
         let wanted: Value = match &patch {
             Some(patch) => {
                 let mut scale = shown(&object, paths);
@@ -61,7 +62,9 @@ async fn write(api: &Api, call: &Call, at: At<'_>, paths: &Scale) -> Result<Stor
                 }
             }
         }
-        at.kind.decode(Source::Value(object)).map_err(|e| ApiError::BadRequest(e.to_string()))
+        let mut object = at.kind.decode(Source::Value(object)).map_err(|e| ApiError::BadRequest(e.to_string()))?;
+        object.meta_mut().managed_fields = None;
+        Ok(Document { object, owners: current.document.owners.clone() })
     };
     modify(api, at, Part::Main, origin, effect, &mut change).await
 }

@@ -2,17 +2,15 @@
 
 use http::StatusCode;
 
-use super::write::{Origin, Part, modify};
+use super::write::{Current, Origin, Part, modify};
 use super::{At, apply, decode, read};
 use crate::api::Api;
 use crate::error::ApiError;
 use crate::field::FieldError;
 use crate::http::Call;
 use crate::http::reply::Reply;
-use crate::kind::Object;
-use crate::managed::{Operation, Tracker};
+use crate::managed::{Document, Operation, Tracker};
 use crate::patch::{self, Format};
-use crate::render::Stored;
 
 pub(crate) async fn put(api: &Api, call: &Call, at: At<'_>, part: Part) -> Result<Reply, ApiError> {
     let effect = call.query.effect("UpdateOptions")?;
@@ -20,10 +18,15 @@ pub(crate) async fn put(api: &Api, call: &Call, at: At<'_>, part: Part) -> Resul
     let manager = call.query.field_manager("UpdateOptions", &call.agent)?;
     let tracker = Tracker::new(at.kind, part, Operation::Update, &manager);
     let (object, warnings) = decode::body(call, at.kind, validation)?;
-    let mut change = |old: &dyn Object, _: &Stored| {
-        let mut new = object.copy();
-        tracker.updated(old, &mut *new);
-        Ok(new)
+    let mut sent = Some(object);
+    let mut change = |current: &Current<'_>| {
+        let mut object = match sent.take() {
+            Some(object) => object,
+            // Somebody else wrote in between, and the first reading is used up.
+            None => decode::body(call, at.kind, validation)?.0,
+        };
+        let owners = tracker.updated(&current.divided, &mut *object);
+        Ok(Document { object, owners })
     };
     let stored = modify(api, at, part, Origin::Put, effect, &mut change).await?;
     Ok(read::one(call, at.kind, StatusCode::OK, &stored)?.with_warnings(warnings))
@@ -45,12 +48,12 @@ pub(crate) async fn patch(api: &Api, call: &Call, at: At<'_>, part: Part) -> Res
     let patch = patch::Patch::parse(format, &call.body)?;
     let repeated = decode::repeated(&call.body, validation);
     let mut warnings = Vec::new();
-    let mut change = |old: &dyn Object, stored: &Stored| {
-        let value = patch.apply(at.kind, stored)?;
-        let (mut object, found) = decode::patched(at, value, &call.body, repeated.clone(), validation)?;
+    let mut change = |current: &Current<'_>| {
+        let patched = patch.apply(at.kind, current)?;
+        let (mut object, found) = decode::patched(at, patched, &call.body, repeated.clone(), validation)?;
         warnings = found;
-        tracker.updated(old, &mut *object);
-        Ok(object)
+        let owners = tracker.updated(&current.divided, &mut *object);
+        Ok(Document { object, owners })
     };
     let stored = modify(api, at, part, Origin::Patch, effect, &mut change).await?;
     Ok(read::one(call, at.kind, StatusCode::OK, &stored)?.with_warnings(warnings))

@@ -10,9 +10,10 @@ use crate::descriptor::{FirstWrite, PutVersion};
 use crate::error::ApiError;
 use crate::field::FieldError;
 use crate::http::query::Effect;
-use crate::kind::{Kind, Object, Source, typed, typed_mut};
+use crate::kind::{Kind, Object, typed, typed_mut};
+use crate::managed::{Divided, Document, Encoded};
 use crate::render::Stored;
-use crate::{admission, guard, managed, meta};
+use crate::{admission, guard, meta};
 
 const NAME_ATTEMPTS: usize = 8;
 
@@ -39,9 +40,10 @@ pub(crate) async fn insert(
     api: &Api,
     kind: &dyn Kind,
     namespace: Option<&str>,
-    mut object: Box<dyn Object>,
+    document: Document,
     effect: Effect,
 ) -> Result<Stored, ApiError> {
+    let Document { mut object, owners } = document;
     let d = kind.descriptor();
     let now = meta::now();
     if object.meta().resource_version.as_deref().is_some_and(|v| !v.is_empty() && v != "0") {
@@ -73,7 +75,7 @@ pub(crate) async fn insert(
         if !errors.is_empty() {
             return Err(ApiError::invalid(d, &name, errors));
         }
-        let value = object.encode();
+        let value = Encoded::of(&mut *object).with(&owners);
         let key = d.key(namespace, &name);
         if effect == Effect::DryRun {
             return match api.of(kind).get(&key).await? {
@@ -107,13 +109,34 @@ fn place(namespaced: bool, namespace: Option<&str>, object: &mut dyn Object) -> 
     Ok(())
 }
 
+/// The object of an entry, without managedFields.
 pub(crate) fn decode(kind: &dyn Kind, entry: &Entry) -> Result<Box<dyn Object>, ApiError> {
+    document(kind, entry, &Divided::of(kind.descriptor(), &entry.value)).map(|document| document.object)
+}
+
+pub(crate) fn document(kind: &dyn Kind, entry: &Entry, divided: &Divided<'_>) -> Result<Document, ApiError> {
     let damaged = |e| ApiError::Internal(format!("the stored object {} cannot be read: {e}", entry.key));
-    kind.decode(Source::Bytes(&entry.value)).map_err(damaged)
+    divided.decode(kind).map_err(damaged)
+}
+
+/// What is stored now.
+pub(crate) struct Current<'a> {
+    pub(crate) document: Document,
+    pub(crate) divided: Divided<'a>,
+    pub(crate) stored: &'a Stored,
+}
+
+impl Current<'_> {
+    /// The object changed by the server itself, which owns nothing.
+    pub(crate) fn edited(&self, edit: impl FnOnce(&mut dyn Object)) -> Document {
+        let mut new = self.document.copy();
+        edit(&mut *new.object);
+        new
+    }
 }
 
 /// Computes the new object from the current one; runs again if somebody else wrote in between.
-pub(crate) type Change<'a> = dyn FnMut(&dyn Object, &Stored) -> Result<Box<dyn Object>, ApiError> + Send + 'a;
+pub(crate) type Change<'a> = dyn FnMut(&Current<'_>) -> Result<Document, ApiError> + Send + 'a;
 
 pub(crate) async fn modify(
     api: &Api,
@@ -127,8 +150,10 @@ pub(crate) async fn modify(
     loop {
         let entry = api.of(at.kind).get(&key).await?.ok_or_else(|| at.not_found())?;
         let stored = Stored::from(&entry);
-        let old = decode(at.kind, &entry)?;
-        let mut new = change(&*old, &stored)?;
+        let divided = Divided::of(at.descriptor(), &entry.value);
+        let current = Current { document: document(at.kind, &entry, &divided)?, divided, stored: &stored };
+        let Document { object: mut new, owners } = change(&current)?;
+        let Document { object: old, owners: owners_before } = current.document;
         check_identity(&at, origin, &*new, &*old, entry.modified)?;
         complete(&at, part, &mut *new, &*old);
         guard::update(api, &at, part, &*new, &*old).await?;
@@ -139,22 +164,24 @@ pub(crate) async fn modify(
         check_valid(&at, part, &*new, &*old)?;
         if new.meta().deletion_timestamp.is_some() && is_free(at.kind, &*new) {
             if effect == Effect::DryRun {
-                return Ok(Stored { value: new.encode(), ..stored });
+                return Ok(Stored { value: Encoded::of(&mut *new).with(&owners), ..stored });
             }
             // The last thing that held a deleted object is gone, and so is the object.
             match api.of(at.kind).delete(&key, entry.modified).await {
-                Ok(_) => return Ok(Stored { value: new.encode(), ..stored }),
+                Ok(_) => return Ok(Stored { value: Encoded::of(&mut *new).with(&owners), ..stored }),
                 Err(WriteError::Conflict { .. }) => continue,
                 Err(WriteError::Missing { .. }) => return Err(at.not_found()),
                 Err(error) => return Err(error.into()),
             }
         }
-        managed::keep_times(&mut *new, &*old, &entry.value);
-        let value = new.encode();
+        let encoded = Encoded::of(&mut *new);
+        // A write that would change nothing but the times of owners changes nothing.
+        let same = encoded.with(&owners_before) == entry.value && owners.same_but_times(&owners_before);
         let counts = at.descriptor().first_write == FirstWrite::Counts && entry.modified == entry.created;
-        if value == entry.value && !counts {
+        if same && !counts {
             return Ok(stored);
         }
+        let value = encoded.with(if same { &owners_before } else { &owners });
         if effect == Effect::DryRun {
             return Ok(Stored { value, ..stored });
         }

@@ -1,6 +1,8 @@
 //! The rules of ownership: an update takes what it changes, an apply owns what it lists and drops what it no longer
 //! lists, and takes from others only by force.
 
+use std::sync::LazyLock;
+
 use jiff::Timestamp;
 use serde_json::Value;
 
@@ -25,6 +27,8 @@ const UNOWNED: &[&[&str]] = &[
     &["metadata", "resourceVersion"],
 ];
 
+static UNOWNED_SET: LazyLock<FieldSet> = LazyLock::new(|| FieldSet::of(UNOWNED));
+
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Conflict {
     pub(crate) with: Identity,
@@ -47,22 +51,13 @@ pub(crate) struct Applied {
 }
 
 /// An ordinary write: whoever it is takes what changes.
-pub(super) fn update(
-    schema: &Schema,
-    old: &Value,
-    new: &Value,
-    mut owners: Owners,
-    who: &Identity,
-    ignored: &FieldSet,
-    now: Timestamp,
-) -> Owners {
-    let found = difference(schema, old, new).ignoring(ignored);
+pub(super) fn update(found: &Difference, mut owners: Owners, who: &Identity, now: Timestamp) -> Owners {
     // Whoever else had it, and the writer itself through what is gone.
-    let taken = changed(&found);
+    let taken = changed(found);
     for owner in owners.others_mut(who) {
         owner.set = owner.set.difference(&taken).difference(&found.removed);
     }
-    let taken = taken.difference(&FieldSet::of(UNOWNED));
+    let taken = taken.difference(&UNOWNED_SET);
     let before = owners.find(who).map(|o| o.set.difference(&found.removed)).unwrap_or_default();
     owners.set(who, before.union(&taken));
     if !taken.is_empty()
@@ -118,7 +113,7 @@ pub(super) fn apply(
     for owner in owners.others_mut(wish.who) {
         owner.set = owner.set.difference(&taken).difference(&found.removed);
     }
-    let own = owners.find(wish.who).map(|o| o.set.difference(&FieldSet::of(UNOWNED))).unwrap_or_default();
+    let own = owners.find(wish.who).map(|o| o.set.difference(&UNOWNED_SET)).unwrap_or_default();
     owners.set(wish.who, own);
     owners.drop_empty();
     let object = Some(new).filter(|new| new != live);
@@ -172,7 +167,7 @@ mod tests {
             let who = who(manager, Operation::Update);
             let owners = std::mem::take(&mut self.owners);
             let now = Timestamp::UNIX_EPOCH;
-            self.owners = update(&self.schema, &self.object, &new, owners, &who, &FieldSet::default(), now);
+            self.owners = update(&difference(&self.schema, &self.object, &new), owners, &who, now);
             self.object = new;
         }
 

@@ -3,9 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::set::{FieldSet, Node, field, keyed, valued};
+use crate::raw;
 use crate::schema::{At, Relation, Schema, Type};
 
 /// What stands in for a struct that is there although nobody wrote it.
@@ -34,6 +36,46 @@ impl Difference {
 pub(crate) fn difference(schema: &Schema, old: &Value, new: &Value) -> Difference {
     let found = compared(schema.root(), Some(old), Some(new));
     Difference { added: found.added.below, removed: found.removed.below, modified: found.modified.below }
+}
+
+/// The same for two encoded objects. What has the same text on both sides is not taken apart.
+pub(super) fn difference_of_texts(schema: &Schema, old: &[u8], new: &[u8]) -> Difference {
+    let whole = |text| serde_json::from_slice::<&RawValue>(text).ok();
+    match (whole(old), whole(new)) {
+        (Some(old), Some(new)) => match differing(old, new) {
+            Some((old, new)) => difference(schema, &old, &new),
+            None => Difference::default(),
+        },
+        _ => Difference::default(),
+    }
+}
+
+/// The two without the members that are the same in both.
+fn differing(old: &RawValue, new: &RawValue) -> Option<(Value, Value)> {
+    if old.get() == new.get() {
+        return None;
+    }
+    let (Some(old_members), Some(new_members)) = (raw::members(old), raw::members(new)) else {
+        return Some((raw::value(old), raw::value(new)));
+    };
+    let (mut only_old, mut only_new) = (Map::new(), Map::new());
+    for (name, old) in &old_members {
+        match new_members.get(name) {
+            Some(new) => {
+                if let Some((old, new)) = differing(old, new) {
+                    only_old.insert(name.0.to_string(), old);
+                    only_new.insert(name.0.to_string(), new);
+                }
+            }
+            None => {
+                only_old.insert(name.0.to_string(), raw::value(old));
+            }
+        }
+    }
+    for (name, new) in new_members.iter().filter(|(name, _)| !old_members.contains_key(name)) {
+        only_new.insert(name.0.to_string(), raw::value(new));
+    }
+    Some((only_old.into(), only_new.into()))
 }
 
 /// The fields an object has. A struct is not a field of its own unless it is empty, an element of a map or list is.
@@ -279,6 +321,10 @@ mod tests {
         let new = json!({ "spec": { "containers": [{ "name": "b" }, { "name": "a", "image": "2" }] },
             "metadata": { "labels": { "y": "1" } } });
         let found = difference(&schema, &old, &new);
+        for (a, b) in [(&old, &new), (&new, &old), (&old, &old)] {
+            let texts = difference_of_texts(&schema, a.to_string().as_bytes(), b.to_string().as_bytes());
+            assert_eq!(texts, difference(&schema, a, b), "as values and as texts");
+        }
         assert_eq!(
             found.modified.to_value(),
             json!({ "f:spec": { "f:containers": { "k:{\"name\":\"a\"}": { "f:image": {} } } } })
@@ -289,7 +335,10 @@ mod tests {
             json!({ "f:metadata": { "f:labels": { "f:x": {} } }, "f:spec": { "f:hostIPC": {} } })
         );
         assert_eq!(difference(&schema, &old, &old), Difference::default());
-        let gone = difference(&schema, &json!({ "metadata": { "labels": { "x": "1" } } }), &json!({ "metadata": {} }));
+        let (labelled, bare) = (json!({ "metadata": { "labels": { "x": "1" } } }), json!({ "metadata": {} }));
+        let gone = difference(&schema, &labelled, &bare);
+        let texts = difference_of_texts(&schema, labelled.to_string().as_bytes(), bare.to_string().as_bytes());
+        assert_eq!(texts, gone);
         assert_eq!(gone.removed.to_value(), json!({ "f:metadata": { "f:labels": { ".": {}, "f:x": {} } } }));
     }
 }

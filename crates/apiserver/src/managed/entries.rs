@@ -1,7 +1,10 @@
 //! `metadata.managedFields` as a list of owners with their sets, and its form on the wire.
 
+use std::borrow::Cow;
+
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, Time};
+use serde::{Deserialize, Serialize};
 
 use super::set::FieldSet;
 
@@ -13,6 +16,15 @@ const ANCIENT: &str = "ancient-changes";
 pub(crate) enum Operation {
     Apply,
     Update,
+}
+
+impl Operation {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Apply => "Apply",
+            Self::Update => "Update",
+        }
+    }
 }
 
 /// Who owns fields. One who applies stays the same from version to version of the API.
@@ -52,27 +64,89 @@ pub(crate) struct Owner {
     pub(crate) time: Option<Timestamp>,
 }
 
+impl Owner {
+    fn entry(&self) -> Entry<'_> {
+        Entry {
+            api_version: Some(Cow::Borrowed(&self.who.api_version)),
+            fields_type: Some(Cow::Borrowed(FIELDS_TYPE)),
+            fields_v1: Some(Cow::Borrowed(&self.set)),
+            manager: Some(Cow::Borrowed(&self.who.manager)),
+            operation: Some(Cow::Borrowed(self.who.operation.as_str())),
+            subresource: Some(Cow::Borrowed(&*self.who.subresource)).filter(|s| !s.is_empty()),
+            time: self.time.map(Time),
+        }
+    }
+}
+
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Owners(Vec<Owner>);
 
+/// One owner as it is written.
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Entry<'a> {
+    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    api_version: Option<Cow<'a, str>>,
+    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    fields_type: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fields_v1: Option<Cow<'a, FieldSet>>,
+    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    manager: Option<Cow<'a, str>>,
+    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    operation: Option<Cow<'a, str>>,
+    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    subresource: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    time: Option<Time>,
+}
+
+const FIELDS_TYPE: &str = "FieldsV1";
+
 impl Owners {
-    /// From the wire. If one entry makes no sense, none is believed.
-    pub(crate) fn decode(entries: Option<&Vec<ManagedFieldsEntry>>) -> Self {
+    /// From what is stored.
+    pub(crate) fn decode(text: &[u8]) -> Self {
+        Self::believed(serde_json::from_slice::<Vec<Entry<'_>>>(text).unwrap_or_default())
+    }
+
+    /// From what a client sent.
+    pub(crate) fn sent(entries: Option<&Vec<ManagedFieldsEntry>>) -> Self {
+        fn lent(text: Option<&String>) -> Option<Cow<'_, str>> {
+            text.map(|text| Cow::Borrowed(&**text))
+        }
+        fn entry(sent: &ManagedFieldsEntry) -> Entry<'_> {
+            let ManagedFieldsEntry { api_version, fields_type, fields_v1, manager, operation, subresource, time } =
+                sent;
+            Entry {
+                api_version: lent(api_version.as_ref()),
+                fields_type: lent(fields_type.as_ref()),
+                fields_v1: fields_v1.as_ref().map(|fields| Cow::Owned(FieldSet::from_value(&fields.0))),
+                manager: lent(manager.as_ref()),
+                operation: lent(operation.as_ref()),
+                subresource: lent(subresource.as_ref()),
+                time: time.clone(),
+            }
+        }
+        Self::believed(entries.into_iter().flatten().map(entry))
+    }
+
+    /// If one entry makes no sense, none is believed.
+    fn believed<'a>(entries: impl IntoIterator<Item = Entry<'a>>) -> Self {
         let mut made = Self::default();
-        for entry in entries.into_iter().flatten() {
+        for entry in entries {
             let operation = match (entry.operation.as_deref(), entry.fields_type.as_deref()) {
-                (Some("Apply"), Some("FieldsV1")) => Operation::Apply,
-                (Some("Update"), Some("FieldsV1")) => Operation::Update,
+                (Some("Apply"), Some(FIELDS_TYPE)) => Operation::Apply,
+                (Some("Update"), Some(FIELDS_TYPE)) => Operation::Update,
                 _ => return Self::default(),
             };
             let who = Identity {
-                manager: entry.manager.clone().unwrap_or_default(),
+                manager: entry.manager.unwrap_or_default().into_owned(),
                 operation,
-                api_version: entry.api_version.clone().unwrap_or_default(),
-                subresource: entry.subresource.clone().unwrap_or_default(),
+                api_version: entry.api_version.unwrap_or_default().into_owned(),
+                subresource: entry.subresource.unwrap_or_default().into_owned(),
             };
-            let set = entry.fields_v1.as_ref().map(|f| FieldSet::from_value(&f.0)).unwrap_or_default();
-            let time = entry.time.as_ref().map(|t| t.0);
+            let set = entry.fields_v1.unwrap_or_default().into_owned();
+            let time = entry.time.map(|t| t.0);
             match made.find_mut(&who) {
                 Some(owner) => owner.set = std::mem::take(&mut owner.set).union(&set),
                 None => made.0.push(Owner { who, set, time }),
@@ -81,8 +155,16 @@ impl Owners {
         made
     }
 
-    /// To the wire, in the order that makes equal owners equal bytes.
-    pub(crate) fn encode(mut self) -> Option<Vec<ManagedFieldsEntry>> {
+    pub(crate) fn same_but_times(&self, other: &Self) -> bool {
+        let same = |a: &Owner, b: &Owner| a.who == b.who && a.set == b.set;
+        self.0.len() == other.0.len() && self.0.iter().zip(&other.0).all(|(a, b)| same(a, b))
+    }
+
+    /// As it is stored, in the order that makes equal owners equal bytes. Nothing for nobody.
+    pub(crate) fn encode(mut self) -> Option<Vec<u8>> {
+        if self.is_empty() {
+            return None;
+        }
         let seconds = |owner: &Owner| owner.time.map_or(0, |t| t.as_second());
         self.0.sort_by(|a, b| {
             let key = |o: &Owner| (o.who.operation, seconds(o));
@@ -92,20 +174,9 @@ impl Owners {
                 .then_with(|| a.who.api_version.cmp(&b.who.api_version))
                 .then_with(|| a.who.subresource.cmp(&b.who.subresource))
         });
-        let entries: Vec<_> = self
-            .0
-            .into_iter()
-            .map(|owner| ManagedFieldsEntry {
-                manager: Some(owner.who.manager),
-                operation: Some(format!("{:?}", owner.who.operation)),
-                api_version: Some(owner.who.api_version),
-                subresource: Some(owner.who.subresource).filter(|s| !s.is_empty()),
-                time: owner.time.map(Time),
-                fields_type: Some("FieldsV1".into()),
-                fields_v1: Some(FieldsV1(owner.set.to_value())),
-            })
-            .collect();
-        Some(entries).filter(|e| !e.is_empty())
+        let entries: Vec<Entry<'_>> = self.0.iter().map(Owner::entry).collect();
+        // Maps with keys of text and nothing that can fail.
+        serde_json::to_vec(&entries).ok()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -196,12 +267,11 @@ mod tests {
     fn the_oldest_updaters_are_joined_beyond_ten() {
         let mut owners = Owners((0..13).map(|i| owner(&format!("m{i:02}"), 100 - i)).collect());
         owners.cap();
-        let entries = owners.encode().unwrap();
-        assert_eq!(entries.len(), 10);
-        let ancient = entries.iter().find(|e| e.manager.as_deref() == Some(ANCIENT)).unwrap();
-        let fields = &ancient.fields_v1.as_ref().unwrap().0["f:data"];
-        assert_eq!(*fields, serde_json::json!({ "f:m09": {}, "f:m10": {}, "f:m11": {}, "f:m12": {} }));
-        assert_eq!(ancient.time.as_ref().unwrap().0.as_second(), 91, "the time of the youngest among them");
+        assert_eq!(owners.0.len(), 10);
+        let ancient = owners.iter().find(|o| o.who.manager == ANCIENT).unwrap();
+        let fields = serde_json::json!({ "f:m09": {}, "f:m10": {}, "f:m11": {}, "f:m12": {} });
+        assert_eq!(ancient.set.to_value()["f:data"], fields);
+        assert_eq!(ancient.time.unwrap().as_second(), 91, "the time of the youngest among them");
     }
 
     #[test]
@@ -209,9 +279,12 @@ mod tests {
         let mut applier = owner("z", 5);
         applier.who.operation = Operation::Apply;
         let owners = Owners(vec![owner("b", 2), owner("a", 2), owner("c", 1), applier]);
-        let entries = owners.encode();
-        let names: Vec<_> = entries.iter().flatten().map(|e| e.manager.clone().unwrap()).collect();
+        let text = owners.encode().unwrap();
+        let typed: Vec<ManagedFieldsEntry> = serde_json::from_slice(&text).unwrap();
+        let names: Vec<_> = typed.iter().map(|e| e.manager.clone().unwrap()).collect();
         assert_eq!(names, ["z", "c", "a", "b"]);
-        assert_eq!(Owners::decode(entries.as_ref()).encode(), entries);
+        assert_eq!(serde_json::to_vec(&typed).unwrap(), text, "as the type writes it");
+        assert_eq!(Owners::decode(&text).encode().unwrap(), text);
+        assert_eq!(Owners::sent(Some(&typed)).encode().unwrap(), text);
     }
 }

@@ -5,6 +5,7 @@
 
 mod apply;
 mod compare;
+mod document;
 mod entries;
 mod merge;
 mod set;
@@ -12,5 +13,6 @@ mod track;
 
 pub(crate) use apply::{ApplyError, Conflict};
 pub(crate) use compare::{difference, fields};
+pub(crate) use document::{Divided, Document, Encoded, Recorded};
 pub(crate) use entries::Operation;
-pub(crate) use track::{Tracker, keep_times};
+pub(crate) use track::Tracker;

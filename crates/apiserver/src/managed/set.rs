@@ -1,9 +1,14 @@
 //! A set of fields of an object, as `metadata.managedFields` writes it: a tree whose steps are `f:<field>`,
 //! `k:<keys of a list element>`, `v:<value in a list>` and `i:<index>`.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
 
-use serde_json::{Map, Value, json};
+use serde::de::{MapAccess, Visitor};
+use serde::ser::SerializeMap as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct FieldSet(BTreeMap<Box<str>, Node>);
@@ -100,15 +105,16 @@ impl FieldSet {
         made
     }
 
+    #[cfg(test)]
     pub(crate) fn to_value(&self) -> Value {
-        Value::Object(self.0.iter().map(|(step, node)| (step.to_string(), node.to_value())).collect())
+        serde_json::to_value(self).unwrap_or_default()
     }
 
     /// What a client calls a set may be anything; only what is one is kept.
     pub(crate) fn from_value(value: &Value) -> Self {
         let mut made = Self::default();
         for (step, inner) in value.as_object().into_iter().flatten() {
-            if step != "."
+            if step != ITSELF
                 && let Some(step) = canonical(step)
             {
                 made.put(&step, Node::from_value(inner));
@@ -134,18 +140,69 @@ impl FieldSet {
     }
 }
 
-impl Node {
-    fn to_value(&self) -> Value {
-        let mut value = self.below.to_value();
+/// Stands for the place itself where there is something below it.
+const ITSELF: &str = ".";
+
+impl Serialize for FieldSet {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(&self.0)
+    }
+}
+
+impl Serialize for Node {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
         if self.member && !self.below.is_empty() {
-            value["."] = json!({});
+            map.serialize_entry(ITSELF, &Self::default())?;
         }
-        value
+        for (step, node) in &self.below.0 {
+            map.serialize_entry(step, node)?;
+        }
+        map.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for FieldSet {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Node::deserialize(deserializer).map(|node| node.below)
+    }
+}
+
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(Steps)
+    }
+}
+
+struct Steps;
+
+impl<'de> Visitor<'de> for Steps {
+    type Value = Node;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a set of fields")
     }
 
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
+        #[derive(Deserialize)]
+        struct Step<'a>(#[serde(borrow)] Cow<'a, str>);
+        let mut node = Node::default();
+        while let Some((Step(step), below)) = map.next_entry::<Step<'de>, Node>()? {
+            if step == ITSELF {
+                node.member = true;
+            } else if let Some(step) = canonical(&step) {
+                node.below.put(&step, below);
+            }
+        }
+        node.member |= node.below.is_empty();
+        Ok(node)
+    }
+}
+
+impl Node {
     fn from_value(value: &Value) -> Self {
         let below = FieldSet::from_value(value);
-        let marked = value.get(".").is_some();
+        let marked = value.get(ITSELF).is_some();
         Self { member: marked || below.is_empty(), below }
     }
 }
@@ -186,10 +243,14 @@ fn shown(step: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn set(value: Value) -> FieldSet {
-        FieldSet::from_value(&value)
+        let set = FieldSet::from_value(&value);
+        assert_eq!(serde_json::from_str::<FieldSet>(&value.to_string()).unwrap(), set, "as a value and as a text");
+        set
     }
 
     #[test]

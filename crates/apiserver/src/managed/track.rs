@@ -1,9 +1,11 @@
 //! The door between typed objects and ownership: what the endpoints call.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use serde_json::{Value, json};
 
-use super::apply::{Applied, ApplyError, Wish, apply, update};
+use super::apply::{ApplyError, Wish, apply, update};
+use super::compare::{difference, difference_of_texts};
+use super::document::{Divided, Recorded};
 use super::entries::{Identity, Operation, Owners};
 use super::set::FieldSet;
 use crate::endpoint::write::Part;
@@ -46,37 +48,39 @@ impl<'a> Tracker<'a> {
     }
 
     /// Records who makes a new object. The object gets its defaults first: they are the maker's, too.
-    pub(crate) fn created(&self, object: &mut dyn Object) {
+    pub(crate) fn created(&self, object: &mut dyn Object) -> Recorded {
         meta::normalise(object.meta_mut());
         self.kind.default(object);
         let sent = object.meta_mut().managed_fields.take();
-        let owners = if is_reset(sent.as_ref()) { Owners::default() } else { Owners::decode(sent.as_ref()) };
-        let new = object.to_value();
-        let owners = update(self.kind.schema(), &json!({}), &new, owners, &self.who, &self.ignored, meta::now());
-        object.meta_mut().managed_fields = owners.encode();
+        let owners = if is_reset(sent.as_ref()) { Owners::default() } else { Owners::sent(sent.as_ref()) };
+        self.taken(b"{}", object, owners)
     }
 
     /// Records who changes an object.
-    pub(crate) fn updated(&self, old: &dyn Object, new: &mut dyn Object) {
+    pub(crate) fn updated(&self, old: &Divided<'_>, new: &mut dyn Object) -> Recorded {
         meta::normalise(new.meta_mut());
         self.kind.default(new);
         let sent = new.meta_mut().managed_fields.take();
-        let Some(owners) = self.known(old.meta(), sent) else { return };
-        let old = plain(old);
-        let owners = update(self.kind.schema(), &old, &new.to_value(), owners, &self.who, &self.ignored, meta::now());
-        new.meta_mut().managed_fields = owners.encode();
+        match self.known(&old.owners, sent) {
+            Some(owners) => self.taken(&old.text, new, owners),
+            None => Recorded::default(),
+        }
+    }
+
+    fn taken(&self, old: &[u8], new: &dyn Object, owners: Owners) -> Recorded {
+        let found = difference_of_texts(self.kind.schema(), old, &new.encode()).ignoring(&self.ignored);
+        Recorded::new(update(&found, owners, &self.who, meta::now()))
     }
 
     /// The owners to start from; none if ownership of this object is not recorded.
-    fn known(&self, old: &ObjectMeta, sent: Option<Vec<ManagedFieldsEntry>>) -> Option<Owners> {
-        let live = || Owners::decode(old.managed_fields.as_ref());
+    fn known(&self, old: &Recorded, sent: Option<Vec<ManagedFieldsEntry>>) -> Option<Owners> {
         let owners = if !self.who.subresource.is_empty() {
-            live()
+            old.owners()
         } else if is_reset(sent.as_ref()) {
             return None;
         } else {
             // A client that does not know of managedFields leaves them out; it does not mean to remove them.
-            Some(Owners::decode(sent.as_ref())).filter(|o| !o.is_empty()).unwrap_or_else(live)
+            Some(Owners::sent(sent.as_ref())).filter(|o| !o.is_empty()).unwrap_or_else(|| old.owners())
         };
         Some(owners).filter(|o| !o.is_empty())
     }
@@ -85,55 +89,24 @@ impl<'a> Tracker<'a> {
     pub(crate) fn apply(
         &self,
         live: &Value,
-        recorded: Option<&Vec<ManagedFieldsEntry>>,
+        recorded: &Recorded,
         config: &Value,
         force: bool,
-    ) -> Result<Applied, ApplyError> {
+    ) -> Result<(Option<Value>, Recorded), ApplyError> {
         let schema = self.kind.schema();
         let now = meta::now();
-        let mut owners = Owners::decode(recorded);
+        let mut owners = recorded.owners();
         if owners.is_empty() {
             let who = Identity { manager: BEFORE_FIRST_APPLY.into(), operation: Operation::Update, ..self.who.clone() };
-            owners = update(schema, &json!({}), live, owners, &who, &self.ignored, now);
+            owners = update(&difference(schema, &json!({}), live).ignoring(&self.ignored), owners, &who, now);
         }
         let wish = Wish { config, who: &self.who, force, ignored: &self.ignored };
-        apply(schema, live, owners, &wish, now)
+        let applied = apply(schema, live, owners, &wish, now)?;
+        Ok((applied.object, Recorded::new(applied.owners)))
     }
 }
 
 /// Has the client asked to forget all owners?
 fn is_reset(sent: Option<&Vec<ManagedFieldsEntry>>) -> bool {
     sent.is_some_and(|entries| entries.is_empty() || *entries == [ManagedFieldsEntry::default()])
-}
-
-fn plain(object: &dyn Object) -> Value {
-    let mut value = object.to_value();
-    if let Some(Value::Object(metadata)) = value.get_mut("metadata") {
-        metadata.remove("managedFields");
-    }
-    value
-}
-
-/// A write that would change nothing but the times of owners changes nothing.
-pub(crate) fn keep_times(new: &mut dyn Object, old: &dyn Object, stored: &[u8]) {
-    let (ours, theirs) = (&new.meta().managed_fields, &old.meta().managed_fields);
-    if ours == theirs || !same_but_times(ours.as_deref(), theirs.as_deref()) {
-        return;
-    }
-    let kept = std::mem::replace(&mut new.meta_mut().managed_fields, theirs.clone());
-    if new.encode() != stored {
-        new.meta_mut().managed_fields = kept;
-    }
-}
-
-fn same_but_times(ours: Option<&[ManagedFieldsEntry]>, theirs: Option<&[ManagedFieldsEntry]>) -> bool {
-    let (ours, theirs) = (ours.unwrap_or_default(), theirs.unwrap_or_default());
-    let same = |a: &ManagedFieldsEntry, b: &ManagedFieldsEntry| {
-        a.manager == b.manager
-            && a.operation == b.operation
-            && a.api_version == b.api_version
-            && a.subresource == b.subresource
-            && a.fields_v1 == b.fields_v1
-    };
-    ours.len() == theirs.len() && ours.iter().zip(theirs).all(|(a, b)| same(a, b))
 }

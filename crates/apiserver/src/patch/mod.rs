@@ -6,10 +6,11 @@ mod strategic;
 use bytes::BytesMut;
 use serde_json::Value;
 
+use crate::endpoint::write::Current;
 use crate::error::ApiError;
 use crate::kind::Kind;
-use crate::render::{self, Stored};
 use crate::schema::Schema;
+use crate::{raw, render};
 
 const ACCEPTED: &str = "application/json-patch+json, application/merge-patch+json, \
                         application/strategic-merge-patch+json, application/apply-patch+yaml";
@@ -73,14 +74,42 @@ impl Patch {
         })
     }
 
-    /// The patched object, with the resourceVersion it was read at unless the patch carries its own.
-    pub(crate) fn apply(&self, kind: &dyn Kind, stored: &Stored) -> Result<Value, ApiError> {
+    /// The patched object as a text, with the resourceVersion it was read at unless the patch carries its own.
+    pub(crate) fn apply(&self, kind: &dyn Kind, current: &Current<'_>) -> Result<String, ApiError> {
         let mut bytes = BytesMut::new();
-        render::object(&mut bytes, kind.descriptor(), stored);
-        let mut value: Value = serde_json::from_slice(&bytes)
-            .map_err(|e| ApiError::Internal(format!("a stored object cannot be read: {e}")))?;
+        let stored = current.stored;
+        if self.mentions_owners() {
+            render::object(&mut bytes, kind.descriptor(), stored);
+        } else {
+            render::text(&mut bytes, kind.descriptor(), &current.divided.text, stored.revision);
+        }
+        let damaged = |e| ApiError::Internal(format!("a stored object cannot be read: {e}"));
+        if let Self::Merge(patch) = self {
+            return Ok(raw::merged(serde_json::from_slice(&bytes).map_err(damaged)?, patch));
+        }
+        let mut value: Value = serde_json::from_slice(&bytes).map_err(damaged)?;
         self.merge(kind.schema(), &mut value)?;
-        Ok(value)
+        Ok(value.to_string())
+    }
+
+    /// Owners are joined to the object only for a patch that is about them.
+    fn mentions_owners(&self) -> bool {
+        match self {
+            Self::Merge(patch) | Self::Strategic(patch) => patch.pointer("/metadata/managedFields").is_some(),
+            Self::Json(patch) => {
+                let pointers = patch.0.iter().flat_map(|operation| {
+                    let from = match operation {
+                        json_patch::PatchOperation::Move(m) => Some(m.from.as_str()),
+                        json_patch::PatchOperation::Copy(c) => Some(c.from.as_str()),
+                        _ => None,
+                    };
+                    [Some(operation.path().as_str()), from]
+                });
+                // The metadata as a whole, or all there is.
+                let whole = ["", "/metadata"];
+                pointers.flatten().any(|p| whole.contains(&p) || p.starts_with("/metadata/managedFields"))
+            }
+        }
     }
 
     /// Applies the patch to an object of this shape.

@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 use crate::Context;
 use decide::{ClaimDecision, ClaimSeen};
 
-const AT_ONCE: usize = 64;
+const AT_ONCE: usize = 256;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Subject {

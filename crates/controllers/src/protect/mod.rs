@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Context;
 
-const AT_ONCE: usize = 32;
+const AT_ONCE: usize = 256;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Subject {

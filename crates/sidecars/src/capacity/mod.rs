@@ -24,6 +24,8 @@ use decide::{Item, Manager};
 
 /// How many calls to the driver at the same time: nobody waits for these.
 const AT_ONCE: usize = 4;
+/// Volumes come and go in crowds; what is free is asked once for all that come within this time.
+const SETTLING: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -117,7 +119,7 @@ impl Publisher {
             if ours && came_or_went {
                 let class = volume_class(volume);
                 let items = publisher.wanted().into_iter().filter(|item| item.class == class);
-                items.for_each(|item| publisher.queue.add(Subject::Item(item)));
+                items.for_each(|item| publisher.queue.add_after(Subject::Item(item), SETTLING));
             }
         });
     }

@@ -1,0 +1,189 @@
+//! An object and who owns its fields, side by side: owners are many times as costly to take apart as the object, and
+//! only few look at them.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use bytes::Bytes;
+use serde::de::IgnoredAny;
+
+use super::entries::Owners;
+use crate::descriptor::Descriptor;
+use crate::kind::{Kind, Object, Source};
+
+const KEY: &str = "\"managedFields\":";
+/// What an encoded object holds where its owners belong.
+const PLACE: &str = "\"managedFields\":[]";
+
+/// `metadata.managedFields` as it is written; none if ownership of the object is not recorded.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Recorded(Option<Bytes>);
+
+impl Recorded {
+    pub(super) fn new(owners: Owners) -> Self {
+        Self(owners.encode().map(Bytes::from))
+    }
+
+    pub(super) fn owners(&self) -> Owners {
+        self.0.as_ref().map(|text| Owners::decode(text)).unwrap_or_default()
+    }
+
+    /// Do the two differ in nothing but times?
+    pub(crate) fn same_but_times(&self, other: &Self) -> bool {
+        self == other || self.owners().same_but_times(&other.owners())
+    }
+}
+
+pub(crate) struct Document {
+    /// Without managedFields.
+    pub(crate) object: Box<dyn Object>,
+    pub(crate) owners: Recorded,
+}
+
+impl Document {
+    /// An object whose owners nobody records.
+    pub(crate) fn unowned(object: Box<dyn Object>) -> Self {
+        Self { object, owners: Recorded::default() }
+    }
+
+    pub(crate) fn copy(&self) -> Self {
+        Self { object: self.object.copy(), owners: self.owners.clone() }
+    }
+
+    /// The canonical bytes.
+    pub(crate) fn encode(&mut self) -> Bytes {
+        Encoded::of(&mut *self.object).with(&self.owners)
+    }
+}
+
+/// What is stored, taken apart.
+pub(crate) struct Divided<'a> {
+    /// The object without its owners.
+    pub(crate) text: Cow<'a, [u8]>,
+    pub(crate) owners: Recorded,
+}
+
+impl<'a> Divided<'a> {
+    pub(crate) fn of(descriptor: &Descriptor, stored: &'a Bytes) -> Self {
+        let Some(list) = place(descriptor, stored) else {
+            return Self { text: Cow::Borrowed(stored), owners: Recorded::default() };
+        };
+        Self { text: Cow::Owned(cut(stored, &list)), owners: Recorded(Some(stored.slice(list))) }
+    }
+
+    pub(crate) fn decode(&self, kind: &dyn Kind) -> Result<Document, serde_json::Error> {
+        let object = kind.decode(Source::Bytes(&self.text))?;
+        Ok(Document { object, owners: self.owners.clone() })
+    }
+}
+
+/// An object in its canonical bytes, with room for its owners.
+pub(crate) struct Encoded(Bytes);
+
+impl Encoded {
+    pub(crate) fn of(object: &mut dyn Object) -> Self {
+        object.meta_mut().managed_fields = Some(Vec::new());
+        let bytes = object.encode();
+        object.meta_mut().managed_fields = None;
+        Self(bytes)
+    }
+
+    pub(crate) fn with(&self, owners: &Recorded) -> Bytes {
+        // A quote inside a string is escaped: this is the key, and the first of its name is that of the metadata.
+        let Some(at) = memchr::memmem::find(&self.0, PLACE.as_bytes()) else { return self.0.clone() };
+        let list = at + KEY.len()..at + PLACE.len();
+        match &owners.0 {
+            None => cut(&self.0, &list).into(),
+            Some(owners) => [&self.0[..list.start], owners, &self.0[list.end..]].concat().into(),
+        }
+    }
+}
+
+/// Where the list of owners stands in a stored object.
+fn place(descriptor: &Descriptor, stored: &[u8]) -> Option<Range<usize>> {
+    // The metadata begins at a fixed place; what is found behind its end is somebody else's field of that name.
+    let begin = descriptor.head().len().checked_sub(1)?;
+    let metadata = &stored.get(begin..)?;
+    // With the bracket: a label may have this name, too.
+    let at = memchr::memmem::find(metadata, &PLACE.as_bytes()[..=KEY.len()])?;
+    let metadata = &metadata[..value_length(metadata)?];
+    let list = at + KEY.len();
+    let length = metadata.get(list..).and_then(value_length)?;
+    Some(begin + list..begin + list + length)
+}
+
+fn value_length(text: &[u8]) -> Option<usize> {
+    let mut values = serde_json::Deserializer::from_slice(text).into_iter::<IgnoredAny>();
+    values.next()?.ok()?;
+    Some(values.byte_offset())
+}
+
+/// The text without the list, its key and the comma that goes with them.
+fn cut(text: &[u8], list: &Range<usize>) -> Vec<u8> {
+    let (mut begin, mut end) = (list.start - KEY.len(), list.end);
+    if text.get(end) == Some(&b',') {
+        end += 1;
+    } else if text[..begin].last() == Some(&b',') {
+        begin -= 1;
+    }
+    [&text[..begin], &text[end..]].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+    use serde_json::json;
+
+    use super::*;
+    use crate::strategy;
+
+    fn kind(plural: &str) -> Arc<dyn Kind> {
+        strategy::all().into_iter().find(|kind| kind.descriptor().plural == plural).unwrap()
+    }
+
+    fn taken_apart(plural: &str, value: serde_json::Value) -> (String, Option<String>) {
+        let kind = kind(plural);
+        let stored = Bytes::from(value.to_string());
+        let divided = Divided::of(kind.descriptor(), &stored);
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        (text(&divided.text), divided.owners.0.as_deref().map(text))
+    }
+
+    #[test]
+    fn owners_are_told_from_fields_of_their_name() {
+        let entry = json!([{ "manager": "a],\"" }]);
+        for (case, metadata, owners) in [
+            ("none", json!({ "name": "n" }), None),
+            ("last", json!({ "annotations": { "managedFields": "[]" }, "managedFields": entry }), Some(&entry)),
+            ("between", json!({ "labels": {}, "managedFields": entry, "name": "n" }), Some(&entry)),
+            ("alone", json!({ "managedFields": entry }), Some(&entry)),
+        ] {
+            let object = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata,
+                "spec": { "managedFields": [1] } });
+            let (text, found) = taken_apart("pods", object.clone());
+            assert_eq!(found, owners.map(ToString::to_string), "{case}");
+            let mut want = object;
+            want["metadata"].as_object_mut().unwrap().remove("managedFields");
+            assert_eq!(text, want.to_string(), "{case}");
+        }
+    }
+
+    #[test]
+    fn what_was_taken_apart_is_joined_to_the_same_bytes() {
+        let kind = kind("configmaps");
+        for owners in [None, Some(r#"[{"apiVersion":"v1","manager":"m"}]"#)] {
+            let mut map = ConfigMap::default();
+            map.metadata.name = Some("n".into());
+            map.metadata.labels = Some([("managedFields".into(), "\"managedFields\":[]".into())].into());
+            let owners = Recorded(owners.map(Bytes::from));
+            let stored = Document { object: Box::new(map), owners: owners.clone() }.encode();
+            let mut document = Divided::of(kind.descriptor(), &stored).decode(&*kind).unwrap();
+            assert_eq!(document.owners, owners);
+            assert_eq!(document.encode(), stored);
+        }
+        let nameless = Encoded::of(&mut Pod::default()).with(&Recorded::default());
+        assert_eq!(nameless, r#"{"apiVersion":"v1","kind":"Pod","metadata":{}}"#);
+    }
+}

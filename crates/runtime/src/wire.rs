@@ -1,0 +1,249 @@
+//! From the server's bytes to objects without what nobody here reads.
+//!
+//! kube's own calls decode `managedFields` into trees that outweigh the rest of the object several times, and copy each
+//! body on the way. Everything this crate reads goes through here instead.
+
+use std::borrow::Cow;
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use http_body_util::BodyExt as _;
+use kube::client::Body;
+use kube::core::Status;
+use kube::{Client, Error};
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
+
+/// Sends a request and decodes the object in the answer.
+pub(crate) async fn fetch<T: DeserializeOwned>(client: &Client, request: http::Request<Vec<u8>>) -> kube::Result<T> {
+    let body = answer(client, request).await?;
+    serde_json::from_slice(&slim(&body)).map_err(Error::SerdeError)
+}
+
+/// Sends a request whose answer is of no interest beyond its being one.
+pub(crate) async fn send(client: &Client, request: http::Request<Vec<u8>>) -> kube::Result<()> {
+    answer(client, request).await.map(drop)
+}
+
+/// The object in the answer, or nothing where the server answers with a Status.
+pub(crate) async fn fetch_unless_status<T: DeserializeOwned>(
+    client: &Client,
+    request: http::Request<Vec<u8>>,
+) -> kube::Result<Option<T>> {
+    #[derive(Deserialize)]
+    struct Kind<'a> {
+        #[serde(borrow)]
+        kind: Option<Cow<'a, str>>,
+    }
+    let body = answer(client, request).await?;
+    let kind: Kind<'_> = serde_json::from_slice(&body).map_err(Error::SerdeError)?;
+    if kind.kind.as_deref() == Some("Status") {
+        return Ok(None);
+    }
+    serde_json::from_slice(&slim(&body)).map(Some).map_err(Error::SerdeError)
+}
+
+async fn answer(client: &Client, request: http::Request<Vec<u8>>) -> kube::Result<Bytes> {
+    let response = client.send(request.map(Body::from)).await?;
+    let response = accepted(response).await?;
+    Ok(response.into_body().collect().await?.to_bytes())
+}
+
+/// The response, unless it tells of a failure.
+async fn accepted(response: http::Response<Body>) -> kube::Result<http::Response<Body>> {
+    let code = response.status();
+    if !code.is_client_error() && !code.is_server_error() {
+        return Ok(response);
+    }
+    let body = response.into_body().collect().await?.to_bytes();
+    let status = serde_json::from_slice::<Status>(&body).unwrap_or_else(|_| {
+        let text = String::from_utf8_lossy(&body);
+        Status::failure(text.trim(), "Failed to parse error data").with_code(code.as_u16())
+    });
+    Err(Error::Api(status.boxed()))
+}
+
+/// The lines of a watch, as they come.
+pub(crate) struct Lines {
+    body: Body,
+    /// What came last, from the first byte not handed out yet.
+    chunk: Bytes,
+    /// The beginning of a line that goes on in the chunk.
+    begun: BytesMut,
+}
+
+impl Lines {
+    pub(crate) async fn open(client: &Client, mut request: http::Request<Vec<u8>>) -> kube::Result<Self> {
+        // Some servers compress each event on its own, and the usual decoders stop after the first.
+        let identity = http::HeaderValue::from_static("identity");
+        request.headers_mut().insert(http::header::ACCEPT_ENCODING, identity);
+        let response = client.send(request.map(Body::from)).await?;
+        let body = accepted(response).await?.into_body();
+        Ok(Self { body, chunk: Bytes::new(), begun: BytesMut::new() })
+    }
+
+    /// The next line, or none at the end. A last line that was cut off is no line.
+    pub(crate) async fn next(&mut self) -> kube::Result<Option<Bytes>> {
+        loop {
+            if let Some(end) = memchr::memchr(b'\n', &self.chunk) {
+                let line = self.chunk.split_to(end);
+                self.chunk.advance(1);
+                if self.begun.is_empty() {
+                    return Ok(Some(line));
+                }
+                self.begun.extend_from_slice(&line);
+                return Ok(Some(self.begun.split().freeze()));
+            }
+            self.begun.extend_from_slice(&self.chunk);
+            self.chunk = loop {
+                match self.body.frame().await {
+                    None => return Ok(None),
+                    Some(frame) => match frame?.into_data() {
+                        Ok(data) => break data,
+                        Err(_trailers) => {}
+                    },
+                }
+            };
+        }
+    }
+}
+
+/// As much of an event of a watch as tells whether the rest is news.
+#[derive(Deserialize)]
+pub(crate) struct Headline<'a> {
+    #[serde(borrow, rename = "type")]
+    pub(crate) verb: Cow<'a, str>,
+    #[serde(borrow)]
+    pub(crate) object: Subject<'a>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct Subject<'a> {
+    #[serde(borrow, default)]
+    pub(crate) metadata: Metadata<'a>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Metadata<'a> {
+    #[serde(borrow)]
+    pub(crate) namespace: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    pub(crate) name: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    pub(crate) resource_version: Option<Cow<'a, str>>,
+}
+
+/// What a watch brings besides its verb.
+#[derive(Deserialize)]
+struct Content<T> {
+    object: T,
+}
+
+/// The object of a line of a watch.
+pub(crate) fn object<T: DeserializeOwned>(line: &[u8]) -> serde_json::Result<T> {
+    serde_json::from_slice::<Content<T>>(&slim(line)).map(|content| content.object)
+}
+
+/// The text without `managedFields`: whoever decodes them here would only throw them away.
+///
+/// In a string every quote is escaped, so what is searched for can only be a key. If it is not followed by a list, or
+/// the list has no end, the text is left as it is, for the decoder to judge.
+fn slim(text: &[u8]) -> Cow<'_, [u8]> {
+    const KEY: &[u8] = b"\"managedFields\":[";
+    let mut kept: Option<Vec<u8>> = None;
+    let mut rest = text;
+    while let Some(at) = memchr::memmem::find(rest, KEY) {
+        let Some(length) = list_length(&rest[at + KEY.len() - 1..]) else { break };
+        let end = at + KEY.len() - 1 + length;
+        let kept = kept.get_or_insert_with(|| Vec::with_capacity(text.len()));
+        // With the comma that parts it from what follows, or else from what is before it.
+        let (before, after) = match (rest[..at].last(), rest.get(end)) {
+            (_, Some(b',')) => (&rest[..at], &rest[end + 1..]),
+            (Some(b','), _) => (&rest[..at - 1], &rest[end..]),
+            _ => (&rest[..at], &rest[end..]),
+        };
+        kept.extend_from_slice(before);
+        rest = after;
+    }
+    match kept {
+        None => Cow::Borrowed(text),
+        Some(mut kept) => {
+            kept.extend_from_slice(rest);
+            Cow::Owned(kept)
+        }
+    }
+}
+
+/// The length of the list that the text begins with.
+fn list_length(text: &[u8]) -> Option<usize> {
+    let mut values = serde_json::Deserializer::from_slice(text).into_iter::<IgnoredAny>();
+    values.next()?.ok()?;
+    Some(values.byte_offset())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn managed_fields_are_left_out_wherever_they_stand() {
+        let fields = json!([{ "manager": "a]\"", "fieldsV1": { "f:data": { "k:{\"a\":[1]}": {} } } }]);
+        let fields = fields.to_string();
+        for (case, text) in [
+            ("between", format!(r#"{{"metadata":{{"labels":{{}},"managedFields":{fields},"name":"n"}}}}"#)),
+            ("first", format!(r#"{{"metadata":{{"managedFields":{fields},"name":"n"}}}}"#)),
+            ("last", format!(r#"{{"metadata":{{"name":"n","managedFields":{fields}}}}}"#)),
+            ("alone", format!(r#"{{"metadata":{{"managedFields":{fields}}}}}"#)),
+            (
+                "in a list of objects",
+                format!(
+                    r#"{{"items":[{{"metadata":{{"managedFields":{fields},"name":"n"}}}},{{"metadata":{{"managedFields":{fields}}}}}]}}"#
+                ),
+            ),
+        ] {
+            let mut want: Value = serde_json::from_str(&text).unwrap();
+            drop_managed(&mut want);
+            let got: Value = serde_json::from_slice(&slim(text.as_bytes())).unwrap_or_else(|e| panic!("{case}: {e}"));
+            assert_eq!(got, want, "{case}");
+        }
+    }
+
+    fn drop_managed(value: &mut Value) {
+        match value {
+            Value::Object(fields) => {
+                fields.remove("managedFields");
+                fields.values_mut().for_each(drop_managed);
+            }
+            Value::Array(items) => items.iter_mut().for_each(drop_managed),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn a_string_that_looks_like_them_stays() {
+        for text in [
+            json!({ "data": { "a": "{\"managedFields\":[1]}" } }).to_string(),
+            r#"{"metadata":{"managedFields":[{"a""#.to_owned(),
+            r#"{"metadata":{"managedFields":null}}"#.to_owned(),
+        ] {
+            assert_eq!(slim(text.as_bytes()), text.as_bytes());
+        }
+    }
+
+    #[test]
+    fn a_line_is_told_by_its_head() {
+        let line = br#"{"type":"MODIFIED","object":{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"7","managedFields":[{}],"name":"n","namespace":"s"},"data":{"a":"b"}}}"#;
+        let head: Headline<'_> = serde_json::from_slice(line).unwrap();
+        let metadata = head.object.metadata;
+        assert_eq!(
+            (&*head.verb, metadata.name.as_deref(), metadata.namespace.as_deref()),
+            ("MODIFIED", Some("n"), Some("s"))
+        );
+        assert_eq!(metadata.resource_version.as_deref(), Some("7"));
+        let map: ConfigMap = object(line).unwrap();
+        assert_eq!(map.metadata.managed_fields, None);
+        assert_eq!(map.data.unwrap()["a"], "b");
+    }
+}
