@@ -12,7 +12,7 @@ use cleat_api::key::Meta as _;
 use cleat_api::keys::{annotation, finalizer};
 use cleat_apiserver::{ApiServer, Config};
 use cleat_controllers::{Context, bind, ephemeral, protect};
-use cleat_runtime::{Caches, SystemClock};
+use cleat_runtime::{Caches, Recorder, SystemClock};
 use k8s_openapi::api::core::v1::{Event, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -215,4 +215,37 @@ async fn a_free_volume_comes_before_the_default_class() {
     rig.volume("v", "").await;
     until(rig.claims(), "explicit", "bound", |c| volume_name(c) == Some("v")).await;
     assert_eq!(class_of(&rig.claims().get("explicit").await.unwrap()).as_deref(), Some(""), "it said so itself");
+}
+
+#[tokio::test]
+async fn events_are_counted_when_they_repeat_and_combined_when_they_are_many() {
+    let rig = rig().await;
+    rig.claim("c", json!({ "storageClassName": "none" })).await;
+    let claim = rig.claims().get("c").await.unwrap();
+    let recorder = Recorder::new(rig.client.clone(), "test", Arc::new(SystemClock));
+    let events: Api<Event> = Api::default_namespaced(rig.client.clone());
+    let told = async |reason: &str| {
+        let all = events.list(&ListParams::default()).await.unwrap().items;
+        all.into_iter().filter(|e| e.reason.as_deref() == Some(reason)).collect::<Vec<_>>()
+    };
+    let counted = async {
+        loop {
+            recorder.warning(&claim, "Same", "again");
+            let same = told("Same").await;
+            assert!(same.len() <= 1, "one object for all: {same:?}");
+            if same.iter().any(|e| e.count > Some(1)) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(WAIT, counted).await.expect("the event is counted");
+    for number in 0..30 {
+        recorder.warning(&claim, "Similar", format!("number {number}"));
+    }
+    recorder.normal(&claim, "Fence", "all before are written");
+    rig.event("Fence", "all before").await;
+    let similar = told("Similar").await;
+    let combined = |e: &&Event| e.message.as_deref().is_some_and(|m| m.starts_with("(combined from similar events): "));
+    assert_eq!((similar.len(), similar.iter().filter(combined).count()), (10, 1), "{similar:?}");
 }
