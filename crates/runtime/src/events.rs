@@ -124,7 +124,7 @@ struct Series {
 /// What is written for a note.
 enum Write {
     Create { id: String, event: Box<Event> },
-    Count { id: String, key: Key, count: i32, note: Note },
+    Count { id: String, key: Key, count: i32, note: Box<Note> },
 }
 
 impl Writer {
@@ -160,7 +160,7 @@ impl Writer {
                 return None;
             }
             series.written = Instant::now();
-            return Some(Write::Count { id, key: series.key.clone(), count: series.count, note });
+            return Some(Write::Count { id, key: series.key.clone(), count: series.count, note: Box::new(note) });
         }
         Some(self.begun(id, &note))
     }
@@ -249,7 +249,7 @@ impl Writer {
 enum Outcome {
     Written,
     Failed(String),
-    Expired(String, Note),
+    Expired(String, Box<Note>),
 }
 
 async fn perform(client: &Client, write: Write) -> Outcome {
