@@ -7,18 +7,23 @@
 //! `CLEAT_BENCH_STORMS=50x5,100x10` (volumes x nodes) and `CLEAT_BENCH_ROUNDS=20` choose other sizes.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cleat::up::objects::CLASS;
 use cleat::up::{Config, Stack};
+use cleat_api::Key;
 use cleat_api::keys::annotation;
 use cleat_api::{build, claim};
 use cleat_drivers::block;
-use cleat_runtime::{Cache, Caches, Change, write};
+use cleat_runtime::write::Part;
+use cleat_runtime::{Cache, Caches, Change, Clock as _, SystemClock, write};
 use futures::{StreamExt as _, stream};
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod, Toleration};
 use k8s_openapi::api::storage::v1::{CSINode, CSINodeDriver, CSINodeSpec, VolumeAttachment};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, DeleteParams};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -29,6 +34,8 @@ const ROUNDS: usize = 200;
 const WARM_UP: usize = 10;
 /// Requests that the benchmark itself has under way.
 const AT_ONCE: usize = 128;
+/// As often as node agents renew their leases.
+const HEARTBEAT: Duration = Duration::from_secs(10);
 /// A storm that takes this long is broken, not slow.
 const PATIENCE: Duration = Duration::from_secs(600);
 
@@ -36,15 +43,12 @@ const PATIENCE: Duration = Duration::from_secs(600);
 async fn main() {
     let storms = storms();
     let rounds = std::env::var("CLEAT_BENCH_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(ROUNDS);
-    let directory = tempfile::Builder::new().prefix("cb-").tempdir_in("/tmp").expect("a temporary directory");
+    let directory = tempfile::Builder::new().prefix("cb-").tempdir().expect("a temporary directory");
     let config = Config::scratch(directory.path(), 1, env!("CARGO_BIN_EXE_cleat"));
     let stack = Stack::start(config).await.expect("the stack starts");
     let bench = Bench::new(&stack).await;
-    let nodes = storms.iter().map(|(_, nodes)| *nodes).max().unwrap_or(1);
-    let volumes = storms.iter().map(|(volumes, _)| *volumes).max().unwrap_or(1);
-    bench.simulate_nodes(&stack, nodes).await;
-    bench.make_claims(volumes).await;
-
+    bench.simulate_nodes(&stack, 0..1).await;
+    bench.make_claims(0..1).await;
     let mut one = Times::default();
     for round in 0..WARM_UP + rounds {
         let times = bench.storm(1, 1).await;
@@ -53,6 +57,10 @@ async fn main() {
         }
     }
     one.print(rounds);
+    let nodes = storms.iter().map(|(_, nodes)| *nodes).max().unwrap_or(1);
+    let volumes = storms.iter().map(|(volumes, _)| *volumes).max().unwrap_or(1);
+    bench.simulate_nodes(&stack, 1..nodes).await;
+    bench.make_claims(1..volumes).await;
     println!(
         "\n| storm | nodes | attached | in node.status | detached | out of node.status |\n|---|---|---|---|---|---|"
     );
@@ -100,6 +108,30 @@ struct Counts {
     bound: Tally,
 }
 
+/// What a node's agent renews to show that it lives.
+fn lease(n: usize) -> Lease {
+    let mut lease = Lease::default();
+    lease.metadata.name = Some(node_name(n));
+    lease.metadata.namespace = Some("kube-node-lease".to_owned());
+    lease.spec = Some(LeaseSpec { renew_time: Some(MicroTime(SystemClock.now())), ..LeaseSpec::default() });
+    lease
+}
+
+async fn keep_alive(client: kube::Client, which: Range<usize>) {
+    loop {
+        tokio::time::sleep(HEARTBEAT).await;
+        for n in which.clone() {
+            let renewed = lease(n);
+            let key = Key::of(&renewed.metadata);
+            let patch = serde_json::json!({ "spec": renewed.spec });
+            // The stack goes before this task does.
+            if write::merge::<Lease>(&client, Part::Whole, &key, &patch).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
 struct Bench {
     client: kube::Client,
     counts: Arc<Mutex<Counts>>,
@@ -129,12 +161,13 @@ impl Bench {
         Self { client, counts, changed, _caches: caches }
     }
 
-    async fn simulate_nodes(&self, stack: &Stack, count: usize) {
+    /// Nodes that are alive as far as anybody can tell.
+    async fn simulate_nodes(&self, stack: &Stack, which: Range<usize>) {
         let pool = stack.layout().pool();
-        for n in 0..count {
+        for n in which.clone() {
             block::announce(&pool, &node_name(n), i64::MAX).expect("the node is announced");
         }
-        stream::iter(0..count)
+        stream::iter(which.clone())
             .for_each_concurrent(AT_ONCE, |n| async move {
                 let mut node = build::node(&node_name(n));
                 bare(&mut node.metadata);
@@ -146,12 +179,15 @@ impl Bench {
                 csi.metadata.name = Some(node_name(n));
                 write::create(&self.client, &node).await.expect("node");
                 write::create(&self.client, &csi).await.expect("CSI node");
+                write::create(&self.client, &lease(n)).await.expect("lease");
             })
             .await;
+        tokio::spawn(keep_alive(self.client.clone(), which));
     }
 
-    async fn make_claims(&self, count: usize) {
-        stream::iter(0..count)
+    async fn make_claims(&self, which: Range<usize>) {
+        let count = which.end;
+        stream::iter(which)
             .for_each_concurrent(AT_ONCE, |n| async move {
                 let mut claim = build::claim("default", &claim_name(n), Some(CLASS), "1Gi");
                 bare(&mut claim.metadata);
@@ -169,7 +205,7 @@ impl Bench {
             let mut pod = build::pod("default", &pod_name(n), &node_name(n % nodes), &[&claim_name(n)]);
             bare(&mut pod.metadata);
             pod.status = None;
-            // Nobody sends heartbeats for these nodes, and silent nodes lose their pods.
+            // These nodes never say that they are ready, and such nodes lose their pods.
             let any = Toleration { operator: Some("Exists".to_owned()), ..Toleration::default() };
             pod.spec.get_or_insert_default().tolerations = Some(vec![any]);
             write::create(&self.client, &pod).await.expect("pod");

@@ -4,7 +4,7 @@
 //! objects without an agent, on which nothing is attached: what is measured is the way from creation to "scheduled, and its
 //! claim bound to a volume that exists". `CLEAT_BENCH_PODS` and `CLEAT_BENCH_NODES` change the size.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ async fn main() {
     println!("{pods} pods with a claim each, {nodes} nodes, {ROUNDS} rounds:\n");
     println!("| round | all created | p50 of a pod | p99 | all scheduled and bound |\n|---|---|---|---|---|");
     for round in 1..=ROUNDS {
-        let directory = tempfile::Builder::new().prefix("cb-").tempdir_in("/tmp").expect("a temporary directory");
+        let directory = tempfile::Builder::new().prefix("cb-").tempdir().expect("a temporary directory");
         let config = Config::scratch(directory.path(), 1, env!("CARGO_BIN_EXE_cleat"));
         let stack = Stack::start(config).await.expect("the stack starts");
         burst(&stack.client(), round, pods, nodes).await;
@@ -51,7 +51,8 @@ fn count(name: &str, default: usize) -> usize {
 
 async fn burst(client: &Client, round: usize, pods: usize, nodes: usize) {
     each(nodes, |n| add_node(client, n)).await;
-    let caches = Caches::new(client.clone(), CancellationToken::new());
+    let stop = CancellationToken::new();
+    let caches = Caches::new(client.clone(), stop.clone());
     let placed: Arc<Mutex<HashMap<Key, Instant>>> = Arc::default();
     let news = Arc::new(Notify::new());
     let (all_pods, all_claims, all_nodes) = (caches.pods(), caches.claims(), caches.nodes());
@@ -71,13 +72,20 @@ async fn burst(client: &Client, round: usize, pods: usize, nodes: usize) {
     while all_nodes.all().iter().filter(|n| is_open(n)).count() < nodes + 1 {
         news.notified().await;
     }
-    let wake = news.clone();
-    all_claims.subscribe(move |_: &Change<PersistentVolumeClaim>| wake.notify_one());
+    let bound: Arc<Mutex<HashSet<Key>>> = Arc::default();
+    let (seen, wake) = (bound.clone(), news.clone());
+    all_claims.subscribe(move |change: &Change<PersistentVolumeClaim>| {
+        let object = change.object();
+        if claim::claim_phase(object) == "Bound" {
+            seen.lock().insert(Key::of(&object.metadata));
+        }
+        wake.notify_one();
+    });
 
     // The first volume tells that the driver has started.
     let warm_up: PersistentVolumeClaim = object(claim_of("warm-up", CLASS));
     write::create(client, &warm_up).await.expect("a claim");
-    while all_claims.all().iter().filter(|c| claim::claim_phase(c) == "Bound").count() == 0 {
+    while bound.lock().is_empty() {
         news.notified().await;
     }
 
@@ -86,20 +94,13 @@ async fn burst(client: &Client, round: usize, pods: usize, nodes: usize) {
     each(pods, |n| add_pod(client, n, made.clone())).await;
     let created = begun.elapsed();
     let all = async {
-        loop {
-            let is_there = |p: &Arc<Pod>| pod::node_name(p).is_some();
-            let is_bound = |c: &Arc<PersistentVolumeClaim>| claim::claim_phase(c) == "Bound";
-            let (on_nodes, bound) = (all_pods.all(), all_claims.all());
-            if on_nodes.iter().filter(|p| is_there(p)).count() == pods
-                && bound.iter().filter(|c| is_bound(c)).count() == pods + 1
-            {
-                return;
-            }
+        while placed.lock().len() < pods || bound.lock().len() < pods + 1 {
             news.notified().await;
         }
     };
     tokio::time::timeout(PATIENCE, all).await.expect("all pods are scheduled and all claims bound");
     let total = begun.elapsed();
+    stop.cancel();
     let (made, placed) = (made.lock(), placed.lock());
     let mut times: Vec<Duration> =
         placed.iter().filter_map(|(key, at)| Some(at.duration_since(*made.get(key)?))).collect();
