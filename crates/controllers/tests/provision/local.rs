@@ -12,6 +12,7 @@ use kube::api::ListParams;
 use serde_json::json;
 
 use super::driver::{Scripted, ZONE};
+use super::requests::zone_of;
 use super::rig::{DRIVER, Rig, annotated, hasty, until};
 
 fn on(node: &str) -> Options {
@@ -37,7 +38,7 @@ async fn of_two_nodes_one_takes_an_open_claim_and_deletes_its_volume_again() {
     }
     for name in &names {
         let volume = rig.bound(name).await;
-        let node = super::zone_of(&volume);
+        let node = zone_of(&volume);
         let claim = rig.claims().get(name).await.unwrap();
         assert_eq!(annotated(&claim, annotation::SELECTED_NODE), Some(node.as_str()), "{name}");
         let made = &volume.metadata.name.unwrap();
@@ -79,7 +80,7 @@ async fn a_node_without_room_leaves_the_claim_to_one_that_has() {
     })
     .await;
     rig.provision(&free, on("n2")).await;
-    assert_eq!(super::zone_of(&rig.bound("c").await), "n2");
+    assert_eq!(zone_of(&rig.bound("c").await), "n2");
     assert!(full.script.lock().created.is_empty());
 }
 
@@ -93,12 +94,12 @@ async fn a_pods_claim_is_made_on_the_pods_node_and_nowhere_else() {
     rig.claim("c", "wait", json!({})).await;
     rig.event("c", "WaitForFirstConsumer", "waiting").await;
     rig.choose("c", "n2").await;
-    assert_eq!(super::zone_of(&rig.bound("c").await), "n2");
+    assert_eq!(zone_of(&rig.bound("c").await), "n2");
     assert!(here.script.lock().created.is_empty());
     let in_zone = json!([{ "matchLabelExpressions": [{ "key": ZONE, "values": ["n1"] }] }]);
     rig.class("n1-only", json!({ "allowedTopologies": in_zone })).await;
     rig.claim("d", "n1-only", json!({})).await;
-    assert_eq!(super::zone_of(&rig.bound("d").await), "n1", "the class says where");
+    assert_eq!(zone_of(&rig.bound("d").await), "n1", "the class says where");
 }
 
 #[tokio::test]

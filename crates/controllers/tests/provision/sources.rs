@@ -11,6 +11,7 @@ use serde_json::json;
 use tonic::Status;
 
 use super::driver::{Answer, Scripted};
+use super::requests::pairs;
 use super::rig::{DRIVER, Rig, annotated, create, hasty, until};
 
 const CLONING: &str = "provisioner.storage.kubernetes.io/cloning-protection";
@@ -156,7 +157,7 @@ async fn a_class_of_an_old_plugin_is_served_and_its_volumes_look_as_before() {
     rig.claim("c", "gp2", json!({})).await;
     let volume = rig.bound("c").await;
     let request = driver.script.lock().created[0].clone();
-    assert_eq!(request.parameters, super::pairs([("type", "gp2")]));
+    assert_eq!(request.parameters, pairs([("type", "gp2")]));
     let spec = volume.spec.as_ref().unwrap();
     let ebs = spec.aws_elastic_block_store.as_ref().unwrap();
     assert_eq!((ebs.volume_id.clone(), ebs.fs_type.as_deref()), (format!("vol-{}", request.name), Some("xfs")));
