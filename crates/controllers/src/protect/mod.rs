@@ -3,6 +3,9 @@
 //! Guarantees: the protection finalizer leaves a claim only after a live look at the pods of its namespace, and with the
 //! revision the claim was read at; it leaves a volume only when it is not bound, and a class of attributes
 //! only after a live look at claims and volumes.
+//!
+//! Besides, a bound claim's condition `Unused` says whether pods use it. The binder says so first, with the write that
+//! makes the claim Bound.
 
 mod act;
 pub mod decide;
@@ -76,6 +79,9 @@ impl Protector {
                 let users = self.observed.users(&key);
                 let decision = decide::claim(&claim, &users);
                 self.settle_claim(&claim, decision).await?;
+                if let Some(in_use) = decide::usage(&claim, &users) {
+                    self.tell(&claim, in_use).await?;
+                }
             }
             Subject::Volume(name) => {
                 let Some(volume) = self.observed.volumes.named(&name) else { return Ok(Outcome::Done) };
