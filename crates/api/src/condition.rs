@@ -1,7 +1,9 @@
 //! Reading and replacing one entry of a condition list.
 
-use k8s_openapi::api::core::v1::{Node, Pod, PodCondition};
+use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, PersistentVolumeClaimCondition, Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use crate::keys::UNUSED;
 
 pub fn node_is_ready(node: &Node) -> bool {
     node_ready(node) == Some("True")
@@ -15,6 +17,34 @@ pub fn node_ready(node: &Node) -> Option<&str> {
 
 pub fn pod_condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
     pod.status.as_ref()?.conditions.as_ref()?.iter().find(|c| c.type_ == type_)
+}
+
+/// Whether pods use the claim, as its condition has it; `None` if it says nothing.
+pub fn claim_in_use(claim: &PersistentVolumeClaim) -> Option<bool> {
+    let mut conditions = claim.status.as_ref()?.conditions.iter().flatten();
+    conditions.find(|c| c.type_ == UNUSED).map(|c| c.status != "True")
+}
+
+/// The claim with a condition that says whether pods use it. Its time moves only when that changes.
+pub fn with_usage(mut claim: PersistentVolumeClaim, in_use: bool, now: Time) -> PersistentVolumeClaim {
+    if claim_in_use(&claim) == Some(in_use) {
+        return claim;
+    }
+    let (status, reason, message) = match in_use {
+        true => ("False", "PodUsingPVC", "A pod uses the claim"),
+        false => ("True", "NoPodsUsingPVC", "No pod uses the claim"),
+    };
+    let conditions = claim.status.get_or_insert_default().conditions.get_or_insert_default();
+    conditions.retain(|c| c.type_ != UNUSED);
+    conditions.push(PersistentVolumeClaimCondition {
+        type_: UNUSED.to_owned(),
+        status: status.to_owned(),
+        reason: Some(reason.to_owned()),
+        message: Some(message.to_owned()),
+        last_transition_time: Some(now),
+        ..PersistentVolumeClaimCondition::default()
+    });
+    claim
 }
 
 /// The condition as it should stand now, or `None` if it already says the same.

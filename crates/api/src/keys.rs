@@ -40,6 +40,8 @@ pub mod finalizer {
     /// On a snapshot that claims are restored from.
     pub const RESTORING: &str = "provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection";
     pub const PROVISIONER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
+    /// On a volume that a plugin inside Kubernetes was to delete.
+    pub const IN_TREE: &str = "kubernetes.io/pv-controller";
     /// On a claim: a volume may be in the making for it that no PersistentVolume records yet.
     pub const PROVISIONING: &str = "cleat.dev/provisioning";
 }
@@ -64,6 +66,9 @@ pub mod taint {
     pub const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
     pub const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 }
+
+/// The claim condition that says whether no pod uses the claim.
+pub const UNUSED: &str = "Unused";
 
 /// The pod condition that says whether every volume of the pod is mounted on its node.
 pub const VOLUMES_MOUNTED: &str = "cleat.dev/VolumesMounted";

@@ -35,6 +35,19 @@ pub fn split_unique_volume(name: &str) -> Option<(&str, &str)> {
     (!driver.is_empty() && !handle.is_empty() && !handle.contains('^')).then_some((driver, handle))
 }
 
+/// The value of a label that tells one node's part of something from the others'. Labels are short: of a name that does not
+/// fit, a digest stands for the end.
+pub fn label(what: &str, node: &str) -> String {
+    const LONGEST: usize = 63;
+    let name = format!("{what}-{node}");
+    if name.len() <= LONGEST {
+        return name;
+    }
+    let digest = sha256_hex(&name);
+    let kept: String = name.chars().take(LONGEST - 9).collect();
+    format!("{}-{}", kept.trim_end_matches(|c: char| !c.is_ascii_alphanumeric()), &digest[..8])
+}
+
 pub fn sha256_hex(text: &str) -> String {
     let digest = Sha256::digest(text.as_bytes());
     digest.iter().fold(String::with_capacity(64), |mut hex, byte| {
@@ -59,6 +72,13 @@ mod tests {
     fn attacher_finalizer_keeps_letters_digits_and_dashes() {
         assert_eq!(attacher_finalizer("block.cleat.dev"), "external-attacher/block-cleat-dev");
         assert_eq!(attacher_finalizer("odd_"), "external-attacher/odd-X");
+    }
+
+    #[test]
+    fn a_label_fits_whatever_the_node_is_called() {
+        assert_eq!(label("external-provisioner", "n1"), "external-provisioner-n1");
+        let (one, two) = (label("x", &"n.".repeat(60)), label("x", &"n.".repeat(61)));
+        assert!(one.len() <= 63 && one != two, "{one} {two}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What a pod says about volumes and about its own end.
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 
 use crate::key::{Key, Meta};
 
@@ -31,6 +31,18 @@ pub fn claim_volumes(pod: &Pod) -> Vec<ClaimVolume> {
             Some(ClaimVolume { volume: v.name.clone(), claim, read_only, ephemeral })
         })
         .collect()
+}
+
+/// The pod refers to the claim; one made for an ephemeral volume must be this pod's own.
+pub fn uses(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
+    let key = Key::of(&claim.metadata);
+    claim_volumes(pod).into_iter().any(|v| v.claim == key && (!v.ephemeral || owns(pod, claim)))
+}
+
+/// The claim was made for one of the pod's ephemeral volumes.
+pub fn owns(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
+    let mut owners = claim.metadata.owner_references.iter().flatten();
+    owners.any(|o| o.controller == Some(true) && o.uid == pod.metadata.uid())
 }
 
 pub fn node_name(pod: &Pod) -> Option<&str> {

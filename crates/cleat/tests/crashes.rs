@@ -8,7 +8,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use support::Machine;
-use support::stack::{Stack, claim, dying_at, pod};
+use support::stack::{EXTRA, Stack, claim, clone_of, dying_at, pod};
 
 /// The points of each component, as its module documents them. A point that is never reached fails the test.
 const STACK: &[&str] = &[
@@ -101,6 +101,43 @@ fn round_trip(point: &str) {
     step("volume gone", &|s| s.try_wait_no_volumes());
     assert!(machine.scratch("crashed").exists(), "{point} was never reached");
     machine.assert_nothing_left();
+}
+
+/// What a clone and the published room go through besides.
+#[test]
+fn clones_and_published_room_survive_a_kill_of_the_stack_at_every_boundary() {
+    for point in chosen(&["provision:source-held", "capacity:written", "capacity:deleted"]) {
+        let machine = Machine::new();
+        let mut step = dying_at(&machine, point);
+        let classes =
+            ["get", "csistoragecapacities", "-n", "kube-system", "-o", "jsonpath={.items[*].storageClassName}"];
+        let told = |s: &Stack, class: &str| {
+            let output = s.try_kubectl(&classes, None);
+            output.status.success().then(|| String::from_utf8_lossy(&output.stdout).split(' ').any(|c| c == class))
+        };
+        let until_told = |s: &Stack, there: bool| {
+            let deadline = Instant::now() + Duration::from_secs(60);
+            loop {
+                match told(s, "extra") {
+                    Some(now) if now == there => return true,
+                    Some(_) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(50)),
+                    Some(_) | None => return false,
+                }
+            }
+        };
+        step("class", &|s| s.applied(EXTRA));
+        step("its room is told", &|s| until_told(s, true));
+        step("source", &|s| s.applied(&claim("src")));
+        step("clone", &|s| s.applied(&clone_of("copy", "src")));
+        step("bound", &|s| s.try_wait_field("pvc/copy", "{.status.phase}", "Bound"));
+        step("source deleted", &|s| s.holds(&["delete", "pvc/src", "--ignore-not-found"]));
+        step("clone deleted", &|s| s.holds(&["delete", "pvc/copy", "--ignore-not-found"]));
+        step("class deleted", &|s| s.holds(&["delete", "storageclass/extra", "--ignore-not-found"]));
+        step("nothing is told of it", &|s| until_told(s, false));
+        step("volumes gone", &|s| s.try_wait_no_volumes());
+        assert!(machine.scratch("crashed").exists(), "{point} was never reached");
+        machine.assert_nothing_left();
+    }
 }
 
 /// The claim is deleted while nobody can finish what was begun for it; then everything runs again.

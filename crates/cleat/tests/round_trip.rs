@@ -45,6 +45,32 @@ fn the_examples_become_a_mounted_directory_and_go_without_a_trace() {
     assert!(refused.is_empty(), "{}", refused.join("\n"));
 }
 
+/// One endpoint for all that runs in the process.
+#[test]
+fn the_stack_tells_how_it_is_doing() {
+    let machine = Machine::new();
+    let stack = Stack::start(&machine, 1);
+    stack.apply(&(claim("c") + &pod("p", "node-1", "c")));
+    stack.wait_bound("c");
+    stack.wait_mounted("p");
+    let metrics = stack.kubectl(&["get", "--raw", "/metrics"]);
+    let value = |series: &str| -> f64 {
+        let line = metrics.lines().find(|line| line.starts_with(series));
+        let line = line.unwrap_or_else(|| panic!("{series} is missing in\n{metrics}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    for queue in ["bind", "protect", "ephemeral", "provision", "delete", "capacity", "attach", "publish", "collect"] {
+        assert!(value(&format!("workqueue_depth{{name=\"{queue}\"}}")) >= 0.0, "{queue}");
+    }
+    assert!(value("workqueue_reconciles_total{name=\"bind\",result=\"done\"}") >= 1.0);
+    assert!(value("workqueue_queue_duration_seconds_count{name=\"bind\"}") >= 1.0);
+    assert!(value("csi_operations_seconds_count{method_name=\"CreateVolume\"") >= 1.0);
+    assert!(value("csi_operations_seconds_count{method_name=\"NodePublishVolume\"") >= 1.0);
+    stack.delete("pod/p");
+    stack.delete("pvc/c");
+    stack.wait_no_volumes();
+}
+
 #[test]
 fn a_file_written_on_one_node_is_read_on_the_other() {
     let machine = Machine::new();

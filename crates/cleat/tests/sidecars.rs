@@ -4,12 +4,16 @@
 
 mod support;
 
+use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
-use std::process::{Child, Stdio};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use support::Machine;
-use support::stack::{Stack, claim, pod};
+use support::stack::{EXTRA, Stack, claim, clone_of, pod};
 
 /// A sidecar inside the machine's namespace; killed with the test.
 struct Sidecar {
@@ -18,13 +22,18 @@ struct Sidecar {
     log: BufReader<std::process::ChildStderr>,
 }
 
+fn sidecar(machine: &Machine, command: &[&str], crash_at: Option<&str>) -> Command {
+    let mut sidecar = machine.command(env!("CARGO_BIN_EXE_cleat"));
+    sidecar.args(command).arg("--kubeconfig").arg(machine.data().join("kubeconfig"));
+    sidecar.arg("--csi-address").arg(machine.data().join("controller.sock"));
+    sidecar.envs(crash_at.map(|point| ("CLEAT_CRASH_AT", point)));
+    sidecar.env("CLEAT_LOG", "info").stdin(Stdio::null());
+    sidecar
+}
+
 impl Sidecar {
     fn start(machine: &Machine, command: &[&str]) -> Self {
-        let mut sidecar = machine.command(env!("CARGO_BIN_EXE_cleat"));
-        sidecar.args(command).arg("--kubeconfig").arg(machine.data().join("kubeconfig"));
-        sidecar.arg("--csi-address").arg(machine.data().join("controller.sock"));
-        sidecar.env("CLEAT_LOG", "info").stdin(Stdio::null()).stderr(Stdio::piped());
-        let mut process = sidecar.spawn().unwrap();
+        let mut process = sidecar(machine, command, None).stderr(Stdio::piped()).spawn().unwrap();
         let log = BufReader::new(process.stderr.take().unwrap());
         Self { process, log }
     }
@@ -136,6 +145,126 @@ fn a_provisioner_of_its_own_serves_claims_with_the_flags_of_the_go_one() {
     assert_eq!(holder, "", "and gives the lease back");
 }
 
+/// A sidecar that is started again whenever it dies, as a pod's container is.
+struct Supervised {
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Supervised {
+    fn start(machine: &Machine, command: &[&str], crash_at: &str) -> Self {
+        let start = sidecar(machine, command, Some(crash_at));
+        let stop = Arc::new(AtomicBool::new(false));
+        let ended = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let mut start = start;
+            while !ended.load(Ordering::Relaxed) {
+                let mut process = start.stderr(Stdio::null()).spawn().unwrap();
+                while process.try_wait().unwrap().is_none() {
+                    std::thread::sleep(std::time::Duration::from_millis(20));
+                    if ended.load(Ordering::Relaxed) {
+                        process.kill().unwrap();
+                    }
+                }
+            }
+        });
+        Self { stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Supervised {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().map(std::thread::JoinHandle::join);
+    }
+}
+
+#[test]
+fn a_provisioner_killed_at_any_boundary_goes_on_where_it_was() {
+    let machine = Machine::new();
+    let stack = Stack::start_arguments(&machine, 1, None, &["--without=provisioner"]);
+    let room = ["get", "csistoragecapacities", "-o", "jsonpath={.items[*].storageClassName}"];
+    for (number, point) in [
+        "provision:claim-held",
+        "provision:source-held",
+        "provision:volume-created",
+        "provision:volume-recorded",
+        "provision:volume-deleted",
+        "capacity:written",
+        "capacity:deleted",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let marker = machine.scratch(&format!("died-{number}"));
+        let at = format!("{point}@{}", marker.display());
+        let command = ["csi-provisioner", "--enable-capacity", "--retry-interval-start=100ms"];
+        let _sidecar = Supervised::start(&machine, &command, &at);
+        stack.apply(EXTRA);
+        stack.wait_output(&room, |classes| classes.split(' ').any(|class| class == "extra"));
+        stack.apply(&(claim("src") + &clone_of("copy", "src")));
+        stack.wait_bound("copy");
+        stack.delete("pvc/src");
+        stack.delete("pvc/copy");
+        stack.kubectl(&["delete", "storageclass/extra"]);
+        stack.wait_output(&room, |classes| classes.split(' ').all(|class| class != "extra"));
+        stack.wait_no_volumes();
+        assert!(marker.exists(), "{point} was never reached");
+        machine.assert_nothing_left();
+    }
+}
+
+#[test]
+fn a_provisioner_for_one_node_takes_open_claims_for_it() {
+    let machine = Machine::new();
+    let stack = Stack::start_arguments(&machine, 1, None, &["--without=provisioner"]);
+    let mut start = machine.command(env!("CARGO_BIN_EXE_cleat"));
+    start.args(["csi-provisioner", "--node-deployment", "--node-deployment-base-delay=100ms", "--enable-capacity"]);
+    start.arg("--kubeconfig").arg(machine.data().join("kubeconfig"));
+    // The node's own driver, which can make volumes as well.
+    let driver = Process(own_driver(&machine));
+    start.arg("--csi-address").arg(machine.scratch("own.sock"));
+    let _sidecar = Process(start.env("NODE_NAME", "node-1").stdin(Stdio::null()).spawn().unwrap());
+    stack.apply(&claim("c"));
+    let volume = stack.wait_bound("c");
+    let chosen = stack.field("pvc/c", "{.metadata.annotations.volume\\.kubernetes\\.io/selected-node}");
+    assert_eq!(chosen, "node-1");
+    let by = [
+        "get",
+        "csistoragecapacities",
+        "-o",
+        "jsonpath={.items[*].metadata.labels.csi\\.storage\\.k8s\\.io/managed-by}",
+    ];
+    stack.wait_output(&by, |managers| managers == "external-provisioner-node-1");
+    let files = || Machine::files_of(machine.scratch("own-pool"));
+    let affinity = stack.field(&format!("pv/{volume}"), "{.spec.nodeAffinity}");
+    assert!(affinity.contains("node-1"), "it is reached from here only: {affinity}");
+    assert!(!files().is_empty(), "the volume is in the node's own pool");
+    stack.delete("pvc/c");
+    stack.wait_no_volumes();
+    assert_eq!(files(), [] as [PathBuf; 0]);
+    drop(driver);
+}
+
+/// A driver that is both a controller and a node, as one that is deployed on nodes is.
+fn own_driver(machine: &Machine) -> Child {
+    let mut driver = machine.command(env!("CARGO_BIN_EXE_cleat"));
+    fs::create_dir(machine.scratch("own-pool")).unwrap();
+    driver.args(["driver", "block", "--node-local", "--node-id", "node-1", "--pool"]).arg(machine.scratch("own-pool"));
+    driver.arg("--endpoint").arg(format!("unix://{}", machine.scratch("own.sock").display()));
+    driver.stdin(Stdio::null()).spawn().unwrap()
+}
+
+/// Ended with the test.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[test]
 fn the_next_provisioner_takes_over_when_the_leader_dies() {
     let machine = Machine::new();
@@ -222,7 +351,8 @@ fn wrong_flags_are_refused_with_a_sentence() {
     for (arguments, said) in [
         (&["csi-provisioner", "--timeout=ten"][..], "not a duration"),
         (&["csi-provisioner", "--feature-gates=Topology=maybe"], "a gate is true or false"),
-        (&["csi-provisioner", "--node-deployment"], "--node-deployment is not available"),
+        (&["csi-provisioner", "--node-deployment"], "--node-deployment needs the node's name in $NODE_NAME"),
+        (&["csi-provisioner", "--node-deployment", "--leader-election"], "exclude each other"),
         (&["csi-provisioner"], "no --kubeconfig, and not in a pod"),
         (&["csi-attacher", "--reconcile-sync=soon"], "not a duration"),
         (&["csi-attacher", "--max-entries=-1"], "--max-entries"),

@@ -1,8 +1,10 @@
-//! Events for people: recorded in the background, repeated ones counted on one object.
+//! Events for people: recorded in the background, repeated ones counted on one object, and many that differ only in their
+//! message combined in one.
 //!
 //! Recording never delays and never fails a reconcile. When the server cannot keep up, events are dropped.
 
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +30,9 @@ const GATHERING: Duration = Duration::from_millis(50);
 const AT_ONCE: usize = 64;
 /// How many different events are remembered for counting.
 const REMEMBERED: usize = 4096;
+/// From so many on, events about one object that differ only in their message are combined; after such a pause no more.
+const SIMILAR: usize = 10;
+const SIMILAR_FOR: Duration = Duration::from_secs(600);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventType {
@@ -63,7 +68,8 @@ impl Recorder {
     /// Must be called on a tokio runtime: the writing happens in a task that ends with the last recorder.
     pub fn new(client: Client, component: &str, clock: Arc<dyn Clock>) -> Self {
         let (notes, inbox) = mpsc::channel(WAITING_AT_MOST);
-        tokio::spawn(Writer { client, component: component.to_owned(), known: HashMap::new() }.run(inbox));
+        let (known, similar) = (HashMap::new(), HashMap::new());
+        tokio::spawn(Writer { client, component: component.to_owned(), known, similar }.run(inbox));
         Self { notes, clock }
     }
 
@@ -99,6 +105,14 @@ struct Writer {
     client: Client,
     component: String,
     known: HashMap<String, Series>,
+    similar: HashMap<String, Similar>,
+}
+
+/// Events that differ only in their message.
+struct Similar {
+    /// The digests of the messages, up to as many as count.
+    messages: Vec<u64>,
+    last: Instant,
 }
 
 struct Series {
@@ -110,7 +124,7 @@ struct Series {
 /// What is written for a note.
 enum Write {
     Create { id: String, event: Box<Event> },
-    Count { id: String, key: Key, count: i32, note: Note },
+    Count { id: String, key: Key, count: i32, note: Box<Note> },
 }
 
 impl Writer {
@@ -132,18 +146,43 @@ impl Writer {
     }
 
     /// What to write for a note, if anything. From here on it counts as written.
-    fn planned(&mut self, note: Note) -> Option<Write> {
+    fn planned(&mut self, mut note: Note) -> Option<Write> {
         let uid = note.about.uid.as_deref().unwrap_or_default();
-        let id = format!("{uid}/{}/{}/{}", note.kind.as_str(), note.reason, note.message);
+        let sort = format!("{uid}/{}/{}", note.kind.as_str(), note.reason);
+        let mut id = format!("{sort}/{}", note.message);
+        if self.is_one_of_many(&sort, &note.message) {
+            note.message = format!("(combined from similar events): {}", note.message);
+            id = sort;
+        }
         if let Some(series) = self.known.get_mut(&id) {
             series.count += 1;
             if series.written.elapsed() < REPEAT_EVERY {
                 return None;
             }
             series.written = Instant::now();
-            return Some(Write::Count { id, key: series.key.clone(), count: series.count, note });
+            return Some(Write::Count { id, key: series.key.clone(), count: series.count, note: Box::new(note) });
         }
         Some(self.begun(id, &note))
+    }
+
+    fn is_one_of_many(&mut self, sort: &str, message: &str) -> bool {
+        if self.similar.len() >= REMEMBERED && !self.similar.contains_key(sort) {
+            self.similar.clear();
+        }
+        let now = Instant::now();
+        let fresh = || Similar { messages: Vec::with_capacity(1), last: now };
+        let similar = self.similar.entry(sort.to_owned()).or_insert_with(fresh);
+        if now.duration_since(similar.last) > SIMILAR_FOR {
+            similar.messages.clear();
+        }
+        similar.last = now;
+        let mut hasher = DefaultHasher::new();
+        message.hash(&mut hasher);
+        let digest = hasher.finish();
+        if !similar.messages.contains(&digest) && similar.messages.len() < SIMILAR {
+            similar.messages.push(digest);
+        }
+        similar.messages.len() >= SIMILAR
     }
 
     /// A series begins.
@@ -210,7 +249,7 @@ impl Writer {
 enum Outcome {
     Written,
     Failed(String),
-    Expired(String, Note),
+    Expired(String, Box<Note>),
 }
 
 async fn perform(client: &Client, write: Write) -> Outcome {
@@ -223,7 +262,8 @@ async fn perform(client: &Client, write: Write) -> Outcome {
             Ok(()) | Err(_) => Outcome::Written,
         },
         Write::Count { id, key, count, note } => {
-            let patch = serde_json::json!({ "count": count, "lastTimestamp": note.at });
+            // Of events that were combined, the last one tells.
+            let patch = serde_json::json!({ "count": count, "lastTimestamp": note.at, "message": note.message });
             match write::merge::<Event>(client, Part::Whole, &key, &patch).await {
                 Err(error) if error.is_not_found() => Outcome::Expired(id, note),
                 Err(error) => {

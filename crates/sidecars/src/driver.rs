@@ -1,6 +1,6 @@
 //! One CSI driver as its sidecars see it: who it is and what it can do, asked once at the start.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use cleat_csi::v1::controller_service_capability::{Type, rpc};
@@ -49,6 +49,25 @@ impl Driver {
             Err(error) => return Err(error),
         };
         Ok(Self { client: client.clone(), name, capabilities, plugin })
+    }
+
+    /// Where the driver says that its node is; inside, `None` if it says nothing. Waits as [`Self::connect`] does.
+    pub async fn place(&self, stop: &CancellationToken) -> Option<Option<BTreeMap<String, String>>> {
+        let mut pause = Duration::from_millis(50);
+        loop {
+            let asked = tokio::select! {
+                () = stop.cancelled() => return None,
+                asked = self.client.node_get_info() => asked,
+            };
+            match asked {
+                Ok(info) => return Some(info.accessible_topology.map(|place| place.segments.into_iter().collect())),
+                Err(error) => tracing::warn!(driver = self.name, %error, "driver does not say where its node is"),
+            }
+            tokio::select! {
+                () = stop.cancelled() => return None,
+                () = tokio::time::sleep(pause) => pause = (pause * 2).min(Duration::from_secs(10)),
+            }
+        }
     }
 
     pub fn can(&self, capability: Capability) -> bool {

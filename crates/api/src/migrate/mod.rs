@@ -3,6 +3,7 @@
 //! Objects in the API keep their old form; everybody who acts on them looks at them through [`volume`] or [`inline`].
 //! A volume that is of CSI already, or of no plugin that moved, comes back as it is.
 
+mod provision;
 mod source;
 
 use std::borrow::Cow;
@@ -10,6 +11,8 @@ use std::borrow::Cow;
 use k8s_openapi::api::core::v1::{CSIPersistentVolumeSource, NodeSelectorRequirement, PersistentVolume, Volume};
 
 use crate::access::{READ_ONLY_MANY, READ_WRITE_ONCE};
+
+pub use provision::{back, class};
 
 /// Who took over from whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,11 +50,22 @@ pub enum MigrateError {
     Region(String),
     #[error("volume handle {handle:?} cannot be completed from node id {node:?}")]
     Repair { handle: String, node: String },
+    #[error("a class cannot have both allowed topologies and the parameter zone or zones")]
+    ZonesTwice,
+    #[error("volume handle {0:?} is not of the form that the old plugin's volumes have")]
+    Handle(String),
+    #[error("partition {0:?} is not a number")]
+    Partition(String),
 }
 
 /// The driver that took over from an old plugin.
 pub fn driver_of(plugin: &str) -> Option<&'static str> {
     ALL.iter().find(|moved| moved.plugin == plugin).map(|moved| moved.driver)
+}
+
+/// The old plugin that a driver took over from.
+pub fn plugin_of(driver: &str) -> Option<&'static str> {
+    ALL.iter().find(|moved| moved.driver == driver).map(|moved| moved.plugin)
 }
 
 /// The volume as its CSI driver is to see it.

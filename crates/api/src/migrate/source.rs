@@ -15,9 +15,9 @@ use crate::key::Meta as _;
 
 /// Stands in a handle for what nobody wrote down.
 pub(super) const UNSPECIFIED: &str = "UNSPECIFIED";
-const RESOURCE_GROUP: &str = "kubernetes.io/azure-file-resource-group";
+pub(super) const RESOURCE_GROUP: &str = "kubernetes.io/azure-file-resource-group";
 /// Between the zones of a disk that is in several.
-const ZONE_SEPARATOR: &str = "__";
+pub(super) const ZONE_SEPARATOR: &str = "__";
 
 type Translated = (Moved, CSIPersistentVolumeSource);
 

@@ -1,7 +1,9 @@
 //! What the in-tree volumes of each cloud become, source by source.
 
 use super::*;
+use crate::keys::label;
 use k8s_openapi::api::core::v1::*;
+use k8s_openapi::api::storage::v1::StorageClass;
 
 fn of(spec: PersistentVolumeSpec) -> PersistentVolume {
     PersistentVolume { spec: Some(spec), ..PersistentVolume::default() }
@@ -185,4 +187,177 @@ fn a_pods_own_disk_becomes_a_volume_that_is_named_after_it() {
     let csi = share.spec.unwrap().csi.unwrap();
     assert_eq!(csi.volume_handle, "#own#s#");
     assert_eq!(csi.node_stage_secret_ref.unwrap().namespace.as_deref(), Some("ns"));
+}
+
+fn class_of(plugin: &str, parameters: &[(&str, &str)], topology: &[(&str, &[&str])]) -> StorageClass {
+    let rule = |(key, values): &(&str, &[&str])| TopologySelectorLabelRequirement {
+        key: (*key).to_owned(),
+        values: values.iter().map(ToString::to_string).collect(),
+    };
+    let rules: Vec<_> = topology.iter().map(rule).collect();
+    let term = TopologySelectorTerm { match_label_expressions: Some(rules) };
+    StorageClass {
+        provisioner: plugin.to_owned(),
+        parameters: Some(parameters.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()),
+        allowed_topologies: (!topology.is_empty()).then(|| vec![term]),
+        ..StorageClass::default()
+    }
+}
+
+#[test]
+fn each_old_class_becomes_its_drivers() {
+    let zone = ZONES[0];
+    let portworx = "csi.storage.k8s.io/controller-expand-secret-name=s,\
+                    csi.storage.k8s.io/controller-publish-secret-name=s,\
+                    csi.storage.k8s.io/node-expand-secret-name=s,csi.storage.k8s.io/node-publish-secret-name=s,\
+                    csi.storage.k8s.io/node-stage-secret-name=s,csi.storage.k8s.io/provisioner-secret-name=s,repl=2";
+    for (case, class_, want) in [
+        (
+            "type and zone of a disk",
+            class_of(AWS_EBS.plugin, &[("fsType", "xfs"), ("zone", "us-east-1a"), ("type", "gp2")], &[]),
+            "csi.storage.k8s.io/fstype=xfs,type=gp2 topology.ebs.csi.aws.com/zone=us-east-1a",
+        ),
+        (
+            "speed by size",
+            class_of(AWS_EBS.plugin, &[("iopsPerGB", "10")], &[]),
+            "allowautoiopspergbincrease=true,iopsPerGB=10 ",
+        ),
+        ("several zones", class_of(GCE_PD.plugin, &[("zones", "a,b")], &[]), " topology.gke.io/zone=a|b"),
+        (
+            "zones as every node has them",
+            class_of(GCE_PD.plugin, &[], &[(zone, &["a"]), ("rack", &["r"])]),
+            " topology.gke.io/zone=a,rack=r",
+        ),
+        (
+            "fault domains",
+            class_of(AZURE_DISK.plugin, &[("fsType", "ext4")], &[(zone, &["0", "westus-1"])]),
+            "fsType=ext4 topology.disk.csi.azure.com/zone=|westus-1",
+        ),
+        ("a share", class_of(AZURE_FILE.plugin, &[("zone", "x")], &[(zone, &["a"])]), &format!("zone=x {zone}=a")),
+        (
+            "availability is the driver's business",
+            class_of(CINDER.plugin, &[("availability", "nova"), ("fstype", "ext4")], &[(zone, &["a"])]),
+            "availability=nova,csi.storage.k8s.io/fstype=ext4 topology.cinder.csi.openstack.org/zone=a",
+        ),
+        (
+            "options with names of their own, others not at all",
+            class_of(VSPHERE.plugin, &[("diskFormat", "thin"), ("what", "x")], &[(zone, &["a"])]),
+            "csimigration=true,diskformat-migrationparam=thin topology.csi.vmware.com/zone=a",
+        ),
+        (
+            "one secret for everything",
+            class_of(PORTWORX.plugin, &[("openstorage.io/auth-secret-name", "s"), ("repl", "2")], &[]),
+            &format!("{portworx} "),
+        ),
+        ("nobody who moved", class_of("x.test", &[("zone", "a"), ("fsType", "xfs")], &[]), "fsType=xfs,zone=a "),
+    ] {
+        let got = class(&class_).unwrap();
+        let parameters: Vec<_> = got.parameters.iter().flatten().map(|(k, v)| format!("{k}={v}")).collect();
+        let terms = got.allowed_topologies.iter().flatten();
+        let rules = terms.flat_map(|term| term.match_label_expressions.iter().flatten());
+        let rules: Vec<_> = rules.map(|rule| format!("{}={}", rule.key, rule.values.join("|"))).collect();
+        assert_eq!(format!("{} {}", parameters.join(","), rules.join(",")), want, "{case}");
+        assert_eq!(got.provisioner, class_.provisioner, "{case}: the record says who was asked");
+    }
+    let twice = class_of(AWS_EBS.plugin, &[("zone", "a")], &[(zone, &["b"])]);
+    assert_eq!(class(&twice).unwrap_err(), MigrateError::ZonesTwice);
+}
+
+/// What a driver has made, in one zone if one is given.
+fn made(driver: Moved, handle: &str, attributes: &[(&str, &str)], place: &[(&str, &str)]) -> PersistentVolume {
+    let rule = |(key, value): &(&str, &str)| NodeSelectorRequirement {
+        key: (*key).to_owned(),
+        operator: "In".to_owned(),
+        values: Some(vec![(*value).to_owned()]),
+    };
+    let term = NodeSelectorTerm { match_expressions: Some(place.iter().map(rule).collect()), match_fields: None };
+    let required = Some(NodeSelector { node_selector_terms: vec![term] });
+    of(PersistentVolumeSpec {
+        csi: Some(CSIPersistentVolumeSource {
+            driver: driver.driver.to_owned(),
+            volume_handle: handle.to_owned(),
+            fs_type: Some("ext4".to_owned()),
+            volume_attributes: Some(attributes.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()),
+            ..CSIPersistentVolumeSource::default()
+        }),
+        node_affinity: (!place.is_empty()).then_some(VolumeNodeAffinity { required }),
+        ..PersistentVolumeSpec::default()
+    })
+}
+
+#[test]
+fn a_new_volume_is_recorded_as_the_old_plugin_would_have_and_seen_as_its_drivers() {
+    let disk = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Compute/disks/d";
+    for (moved, handle, attributes, place, labels) in [
+        (
+            AWS_EBS,
+            "vol-1",
+            &[("partition", "2")][..],
+            &[("topology.ebs.csi.aws.com/zone", "us-east-1a")][..],
+            "us-east-1 us-east-1a",
+        ),
+        (
+            GCE_PD,
+            "projects/p/zones/us-central1-a/disks/d",
+            &[],
+            &[("topology.gke.io/zone", "us-central1-a")],
+            "us-central1 us-central1-a",
+        ),
+        (AZURE_DISK, disk, &[("cachingMode", "None")], &[("topology.disk.csi.azure.com/zone", "westus-1")], ""),
+        (AZURE_FILE, "g#acc#share#", &[], &[], ""),
+        (CINDER, "c", &[], &[("topology.cinder.csi.openstack.org/zone", "nova")], "nova"),
+        (
+            VSPHERE,
+            "id",
+            &[("initialvolumefilepath", "[ds] a.vmdk")],
+            &[("topology.csi.vmware.com/zone", "z"), ("topology.csi.vmware.com/region", "r")],
+            "r z",
+        ),
+        (PORTWORX, "p", &[], &[], ""),
+    ] {
+        let name = moved.plugin;
+        let old = back(moved.plugin, made(moved, handle, attributes, place)).unwrap();
+        assert!(old.spec.as_ref().unwrap().csi.is_none(), "{name}");
+        let told: Vec<_> = old.metadata.labels.iter().flatten().map(|(_, value)| value.as_str()).collect();
+        assert_eq!(told.join(" "), labels, "{name}");
+        let seen = csi(&old).unwrap().unwrap_or_else(|| panic!("{name}: nobody's volume"));
+        assert_eq!(seen.driver, moved.driver, "{name}");
+        let found = match moved {
+            GCE_PD => {
+                repair_handle(GCE_PD.driver, &seen.volume_handle, "projects/p/zones/us-central1-a/instances/i").unwrap()
+            }
+            VSPHERE => "id".to_owned(),
+            _ => seen.volume_handle.clone(),
+        };
+        assert_eq!(found, handle, "{name}: the driver finds it again");
+    }
+    let shared = made(AZURE_FILE, "g#acc#share#", &[], &[]);
+    let file = back(AZURE_FILE.plugin, shared).unwrap();
+    assert_eq!(file.spec.unwrap().azure_file.unwrap().secret_name, "azure-storage-account-acc-secret");
+    assert_eq!(file.metadata.annotations.unwrap()["kubernetes.io/azure-file-resource-group"], "g");
+    let foreign = made(AWS_EBS, "vol-1", &[], &[]);
+    assert_eq!(back("x.test", foreign.clone()).unwrap(), foreign, "nobody who moved");
+    for (moved, handle, attributes) in [
+        (GCE_PD, "d", &[][..]),
+        (AZURE_DISK, "d", &[]),
+        (AZURE_FILE, "share", &[]),
+        (AWS_EBS, "v", &[("partition", "x")]),
+    ] {
+        assert!(back(moved.plugin, made(moved, handle, attributes, &[])).is_err(), "{}: {handle}", moved.plugin);
+    }
+}
+
+#[test]
+fn zones_tell_their_region() {
+    for (zone, region) in [
+        ("us-west-2a", Some("us-west-2")),
+        ("us-gov-east-1a", Some("us-gov-east-1")),
+        ("us-west-2-lax-1a", Some("us-west-2")),
+        ("us-east-1-wl1-bos-wlz-1", Some("us-east-1")),
+        ("somewhere", None),
+    ] {
+        let made = made(AWS_EBS, "vol-1", &[], &[("topology.ebs.csi.aws.com/zone", zone)]);
+        let label = back(AWS_EBS.plugin, made).ok().and_then(|v| v.metadata.labels?.get(label::REGION).cloned());
+        assert_eq!(label.as_deref(), region, "{zone}");
+    }
 }

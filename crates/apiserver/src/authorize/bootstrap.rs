@@ -85,6 +85,7 @@ const COMPONENTS: &[(&str, &[Rule])] = &[
         &[
             (CORE, &["pods"], &["list"]),
             (CORE, &["persistentvolumeclaims", "persistentvolumes"], &["list", "patch"]),
+            (CORE, &["persistentvolumeclaims/status"], &["update"]),
             (STORAGE, &["volumeattributesclasses"], &["patch"]),
         ],
     ),

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use clap::Args;
+use cleat_api::names;
 use cleat_runtime::Backoff;
 use cleat_sidecars::capacity::{self, decide::Manager};
-use cleat_sidecars::provision::Options;
 use cleat_sidecars::provision::decide::Choices;
+use cleat_sidecars::provision::{LocalOptions, Options};
 use kube::Client;
 
 use super::flags::{Common, duration};
@@ -54,9 +55,17 @@ pub(super) struct ProvisionerArgs {
     /// Who owns what is published, counted from the pod in $POD_NAME: 0 is the pod, 1 its owner; -1 for nobody.
     #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
     capacity_ownerref_level: i32,
-    /// Not available: a provisioner on each node.
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
+    /// Serve the node in $NODE_NAME only; a provisioner like this one runs on every node, beside its driver.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
     node_deployment: bool,
+    /// With --node-deployment: compete for claims that no node was chosen for.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    node_deployment_immediate_binding: bool,
+    /// How long such a claim is left to other nodes at first; each time after, twice as long.
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "20s")]
+    node_deployment_base_delay: Duration,
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "60s")]
+    node_deployment_max_delay: Duration,
 }
 
 impl ProvisionerArgs {
@@ -73,8 +82,13 @@ impl ProvisionerArgs {
             Ok(_) | Err(_) => None,
         };
         let usual = capacity::Options::new(namespace);
+        let name = match self.local(common)? {
+            Some(local) => names::label(&usual.manager.name, &local.node),
+            None => usual.manager.name.clone(),
+        };
         Ok(Some(capacity::Options {
-            manager: Manager { owner, ..usual.manager },
+            manager: Manager { owner, name, ..usual.manager },
+            local: self.node_deployment,
             poll: self.capacity_poll_interval,
             immediate: self.capacity_for_immediate_binding,
             deadline: common.timeout.unwrap_or(DEADLINE),
@@ -86,9 +100,7 @@ impl ProvisionerArgs {
     }
 
     pub(super) fn options(&self, common: &Common) -> Result<Options> {
-        if self.node_deployment {
-            bail!("--node-deployment is not available: run one provisioner for the whole cluster");
-        }
+        let local = self.local(common)?;
         let choices = Choices {
             volume_name_prefix: self.volume_name_prefix.clone(),
             volume_name_uuid_length: usize::try_from(self.volume_name_uuid_length).ok(),
@@ -98,12 +110,33 @@ impl ProvisionerArgs {
             immediate_topology: self.immediate_topology,
             publish_read_only: self.controller_publish_readonly,
             prevent_volume_mode_conversion: self.prevent_volume_mode_conversion,
+            local: None,
         };
         Ok(Options {
             choices,
             retry: Backoff::new(common.retry_interval_start, common.retry_interval_max),
             at_once: common.worker_threads.unwrap_or(WORKERS).into(),
             deadline: common.timeout.unwrap_or(DEADLINE),
+            local,
         })
+    }
+
+    /// The node to serve, if it is to be one only.
+    fn local(&self, common: &Common) -> Result<Option<LocalOptions>> {
+        if !self.node_deployment {
+            return Ok(None);
+        }
+        if common.leader_election {
+            bail!(
+                "--node-deployment and --leader-election exclude each other: each node's provisioner does its own work"
+            );
+        }
+        let node = std::env::var("NODE_NAME").ok().filter(|name| !name.is_empty());
+        Ok(Some(LocalOptions {
+            node: node.context("--node-deployment needs the node's name in $NODE_NAME")?,
+            immediate: self.node_deployment_immediate_binding,
+            base_delay: self.node_deployment_base_delay,
+            max_delay: self.node_deployment_max_delay,
+        }))
     }
 }

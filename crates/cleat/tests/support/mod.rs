@@ -81,8 +81,13 @@ impl Machine {
 
     /// The images and records of volumes in the pool; the nodes' announcements are neither.
     pub(crate) fn pool_files(&self) -> Vec<PathBuf> {
+        Self::files_of(self.data().join("pool"))
+    }
+
+    /// The same of another pool.
+    pub(crate) fn files_of(pool: PathBuf) -> Vec<PathBuf> {
         let mut files = Vec::new();
-        let mut directories = vec![self.data().join("pool")];
+        let mut directories = vec![pool];
         while let Some(directory) = directories.pop() {
             for entry in fs::read_dir(directory).unwrap().map(Result::unwrap) {
                 match entry.file_type().unwrap().is_dir() {

@@ -283,6 +283,21 @@ pub(crate) fn claim(name: &str) -> String {
 }
 
 /// A pod on a node with one claim at /data.
+/// A claim whose volume is a copy of another's.
+pub(crate) fn clone_of(name: &str, source: &str) -> String {
+    let plain = claim(name);
+    let spec = plain.trim_end_matches("---\n");
+    format!("{spec}  dataSource: {{ kind: PersistentVolumeClaim, name: {source} }}\n---\n")
+}
+
+/// One more class of claims that wait.
+pub(crate) const EXTRA: &str = "apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: { name: extra }
+provisioner: block.cleat.dev
+volumeBindingMode: WaitForFirstConsumer
+";
+
 pub(crate) fn pod(name: &str, node: &str, claim: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\nspec:\n  nodeName: {node}\n  containers:\n  - name: main\n    \

@@ -201,6 +201,12 @@ impl Observed {
         stored.chain(inline.filter(attached_by)).collect()
     }
 
+    /// Has no pod the claim, and no node the volume? Then it is nothing to us what becomes of them.
+    pub(super) fn is_at_rest(&self, claim: Option<&Key>, volume: &str) -> bool {
+        !claim.is_some_and(|claim| self.pods_by_claim.has(&claim.to_string()))
+            && !self.attachments_by_volume.has(volume)
+    }
+
     /// Nodes with an attachment of this volume.
     pub(super) fn nodes_with(&self, unique: &str) -> BTreeSet<String> {
         self.attachments_of(unique).iter().map(|a| a.spec.node_name.clone()).collect()

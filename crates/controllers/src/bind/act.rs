@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use cleat_api::condition;
 use cleat_runtime::write::{self, Part, WriteError};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt as _;
@@ -19,6 +20,9 @@ impl Binder {
     ) -> Result<(), WriteError> {
         match decision {
             ClaimDecision::Settled => Ok(()),
+            ClaimDecision::HandOver(to) => {
+                self.write_claim(Part::Whole, &edit::handed_over(claim.as_ref().clone(), to)).await.map(drop)
+            }
             ClaimDecision::Wait(wait) => self.wait(claim, wait).await,
             ClaimDecision::AssignClass(class) => self.assign_class(claim, class).await,
             ClaimDecision::RequestProvisioning { provisioner, annotate, hold } => {
@@ -36,6 +40,9 @@ impl Binder {
     ) -> Result<(), WriteError> {
         match decision {
             VolumeDecision::Settled | VolumeDecision::LeaveToClaim => Ok(()),
+            VolumeDecision::HandOver(to) => {
+                self.write_volume(Part::Whole, &edit::handed_over(volume.clone(), to)).await.map(drop)
+            }
             VolumeDecision::SetPhase(phase) => self.mark_volume(volume.clone(), phase).await.map(drop),
             VolumeDecision::Unbind(unbind) => self.unbind(volume, unbind).await,
             VolumeDecision::Fail(failure) => self.fail(volume, failure).await,
@@ -150,7 +157,9 @@ impl Binder {
             (mark.await?, point.await?)
         };
         if binding.mark_claim {
-            self.write_claim(Part::Status, &edit::bound(claim.clone(), &volume)).await?;
+            let bound =
+                condition::with_usage(edit::bound(claim.clone(), &volume), binding.in_use, self.context.clock.time());
+            self.write_claim(Part::Status, &bound).await?;
             info!(claim = %claim.name_any(), volume = %volume.name_any(), "bound");
         }
         Ok(())

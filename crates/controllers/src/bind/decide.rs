@@ -7,10 +7,15 @@ use cleat_api::claim::{
 };
 use cleat_api::key::Meta as _;
 use cleat_api::keys::{annotation, finalizer};
+use cleat_api::migrate;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::matching::{self, Choice};
+
+/// How the names of plugins begin that Kubernetes had inside.
+const IN_TREE: &str = "kubernetes.io/";
 
 /// What there is to know about one claim.
 #[derive(Clone, Debug)]
@@ -26,6 +31,8 @@ pub struct ClaimSeen {
     pub default_class: Option<String>,
     /// Pods without a node that use the claim.
     pub consumers: Vec<String>,
+    /// A pod that has not ended uses the claim.
+    pub in_use: bool,
     /// The class's provisioner takes a claim to be held from the moment it is asked.
     pub provisioner_holds: bool,
 }
@@ -34,6 +41,8 @@ pub struct ClaimSeen {
 pub enum ClaimDecision {
     /// Everything is as it should be.
     Settled,
+    /// The annotation about the driver that took over is missing or no longer true.
+    HandOver(Handover),
     /// Nothing can be done now; the claim stays Pending.
     Wait(Wait),
     /// The claim says nothing about its class and no volume suits it: give it the default class.
@@ -47,6 +56,15 @@ pub enum ClaimDecision {
     },
     Bind(Box<Binding>),
     Lose(Loss),
+}
+
+/// Who serves an object that an old plugin was in charge of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handover {
+    /// The driver that took over from the plugin.
+    To(&'static str),
+    /// No plugin that moved.
+    Nobody,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,6 +101,8 @@ pub struct Binding {
     pub mark_claim: bool,
     /// The volume cannot vanish meanwhile, so the claim may be pointed at it before its phase protects it.
     pub together: bool,
+    /// A pod uses the claim already: its status says so from the beginning.
+    pub in_use: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +122,23 @@ pub enum Point {
 }
 
 pub fn claim(seen: &ClaimSeen) -> ClaimDecision {
+    let meta = &seen.claim.metadata;
+    if let Some(to) = handover(meta, &[annotation::STORAGE_PROVISIONER, annotation::STORAGE_PROVISIONER_BETA]) {
+        return ClaimDecision::HandOver(to);
+    }
     if seen.claim.metadata.annotation(annotation::BIND_COMPLETED).is_some() { bound(seen) } else { unbound(seen) }
+}
+
+/// What the object should say about who took over from the plugin that the first of these annotations names; `None` if it
+/// says so already, or names nobody.
+fn handover(meta: &ObjectMeta, named_by: &[&str]) -> Option<Handover> {
+    let plugin = named_by.iter().find_map(|key| meta.annotation(key))?;
+    match (migrate::driver_of(plugin), meta.annotation(annotation::MIGRATED_TO)) {
+        (Some(driver), Some(said)) if driver == said => None,
+        (Some(driver), _) => Some(Handover::To(driver)),
+        (None, Some(said)) if !said.is_empty() => Some(Handover::Nobody),
+        (None, _) => None,
+    }
 }
 
 fn unbound(seen: &ClaimSeen) -> ClaimDecision {
@@ -137,14 +173,15 @@ fn search(seen: &ClaimSeen) -> ClaimDecision {
     match &seen.class {
         None => ClaimDecision::Wait(Wait::NoVolumeAndNoClass),
         Some(None) => ClaimDecision::Wait(Wait::ClassMissing(claim_class(&seen.claim).unwrap_or_default().to_owned())),
-        Some(Some(class)) if class.provisioner.starts_with("kubernetes.io/") => {
-            ClaimDecision::Wait(Wait::NotDynamic(class.provisioner.clone()))
-        }
         Some(Some(class)) => {
+            let provisioner = migrate::driver_of(&class.provisioner).unwrap_or(&class.provisioner);
+            if provisioner.starts_with(IN_TREE) {
+                return ClaimDecision::Wait(Wait::NotDynamic(class.provisioner.clone()));
+            }
             let named = seen.claim.metadata.annotation(annotation::STORAGE_PROVISIONER);
             ClaimDecision::RequestProvisioning {
-                provisioner: class.provisioner.clone(),
-                annotate: named != Some(&class.provisioner),
+                provisioner: provisioner.to_owned(),
+                annotate: named != Some(provisioner),
                 // With a source there is more to wait for before a volume can be in the making.
                 hold: seen.provisioner_holds && !claim::has_source(&seen.claim) && !seen.claim.metadata.is_deleting(),
             }
@@ -189,6 +226,7 @@ fn bind(seen: &ClaimSeen, volume: &Arc<PersistentVolume>) -> ClaimDecision {
         point_claim,
         mark_claim: claim_phase(claim) != "Bound" || !modes_told(claim, volume),
         together: volume.metadata.has_finalizer(finalizer::PROVISIONER),
+        in_use: seen.in_use,
     };
     if binding.reserve.is_none() && !binding.mark_volume && binding.point_claim.is_none() && !binding.mark_claim {
         return ClaimDecision::Settled;
@@ -215,6 +253,8 @@ pub enum Owner {
 #[derive(Clone, Debug, PartialEq)]
 pub enum VolumeDecision {
     Settled,
+    /// As for a claim; and no plugin inside is left to hold the volume.
+    HandOver(Handover),
     /// The claim's own reconcile writes both sides.
     LeaveToClaim,
     SetPhase(&'static str),
@@ -242,6 +282,14 @@ pub enum Unbind {
 }
 
 pub fn volume(volume: &PersistentVolume, owner: &Owner) -> VolumeDecision {
+    let meta = &volume.metadata;
+    if let Some(to) = handover(meta, &[annotation::PROVISIONED_BY]) {
+        return VolumeDecision::HandOver(to);
+    }
+    let moved = meta.annotation(annotation::PROVISIONED_BY).and_then(migrate::driver_of);
+    if let Some(driver) = moved.filter(|_| meta.has_finalizer(finalizer::IN_TREE)) {
+        return VolumeDecision::HandOver(Handover::To(driver));
+    }
     match owner {
         Owner::Nobody => phase(volume, "Available"),
         Owner::Gone => match release(volume) {
@@ -274,14 +322,18 @@ fn release(volume: &PersistentVolume) -> VolumeDecision {
 /// and nobody scrubs volumes for another use.
 fn reclaim(volume: &PersistentVolume) -> VolumeDecision {
     let meta = &volume.metadata;
-    let theirs = [annotation::MIGRATED_TO, annotation::PROVISIONED_BY].iter().any(|key| meta.annotation(key).is_some());
+    if meta.annotation(annotation::MIGRATED_TO).is_some() {
+        return VolumeDecision::Settled;
+    }
     let spec = volume.spec.as_ref();
-    let is_csi = spec.is_some_and(|s| s.csi.is_some());
+    let theirs = match meta.annotation(annotation::PROVISIONED_BY) {
+        Some(provisioner) => !provisioner.starts_with(IN_TREE),
+        None => spec.is_some_and(|s| s.csi.is_some()),
+    };
     match spec.and_then(|s| s.persistent_volume_reclaim_policy.as_deref()).unwrap_or("Retain") {
         "Retain" => VolumeDecision::Settled,
-        "Delete" if theirs || is_csi => VolumeDecision::Settled,
+        "Delete" if theirs => VolumeDecision::Settled,
         "Delete" => VolumeDecision::Fail(Failure::Delete),
-        "Recycle" if meta.annotation(annotation::MIGRATED_TO).is_some() => VolumeDecision::Settled,
         "Recycle" => VolumeDecision::Fail(Failure::Recycle),
         _ => VolumeDecision::Fail(Failure::UnknownPolicy),
     }
@@ -297,282 +349,4 @@ fn lost_race(volume: &PersistentVolume) -> VolumeDecision {
     }
     let ours = volume.metadata.annotation(annotation::BOUND_BY_CONTROLLER).is_some();
     VolumeDecision::Unbind(if ours { Unbind::Clear } else { Unbind::KeepName })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use cleat_api::build;
-
-    fn seen(claim: PersistentVolumeClaim) -> ClaimSeen {
-        ClaimSeen {
-            claim: Arc::new(claim),
-            named: None,
-            candidates: Vec::new(),
-            class: None,
-            default_class: None,
-            consumers: Vec::new(),
-            provisioner_holds: false,
-        }
-    }
-
-    fn naming(mut claim: PersistentVolumeClaim, volume: &str) -> PersistentVolumeClaim {
-        claim.spec.as_mut().unwrap().volume_name = Some(volume.to_owned());
-        claim
-    }
-
-    fn reserved(mut volume: PersistentVolume, claim: &PersistentVolumeClaim, uid: Option<&str>) -> PersistentVolume {
-        let mut reference = build::reference(claim);
-        reference.uid = uid.map(ToOwned::to_owned);
-        volume.spec.as_mut().unwrap().claim_ref = Some(reference);
-        volume
-    }
-
-    fn with_class(mut seen: ClaimSeen, class: Option<StorageClass>) -> ClaimSeen {
-        seen.class = Some(class.map(Arc::new));
-        seen
-    }
-
-    fn waiting_class() -> StorageClass {
-        let mut class = build::class("wait", build::DRIVER);
-        class.volume_binding_mode = Some(claim::WAIT_FOR_FIRST_CONSUMER.to_owned());
-        class
-    }
-
-    fn named(claim: PersistentVolumeClaim, volume: PersistentVolume) -> ClaimSeen {
-        ClaimSeen { named: Some(Arc::new(volume)), ..seen(claim) }
-    }
-
-    #[test]
-    fn a_claim_without_a_volume_waits_or_asks_for_one() {
-        use ClaimDecision::{AssignClass, RequestProvisioning, Wait as Waits};
-        let plain = || build::claim("ns", "c", None, "1Gi");
-        let classed = |name: &str| build::claim("ns", "c", Some(name), "1Gi");
-        let annotated = |mut c: PersistentVolumeClaim, key: &str, value: &str| {
-            build::annotate(&mut c.metadata, key, value);
-            c
-        };
-        let ask = |annotate| RequestProvisioning { provisioner: build::DRIVER.to_owned(), annotate, hold: false };
-        let ask_and_hold = RequestProvisioning { provisioner: build::DRIVER.to_owned(), annotate: true, hold: true };
-        let holding = |seen: ClaimSeen| ClaimSeen { provisioner_holds: true, ..seen };
-        let copying = {
-            let mut c = classed("fast");
-            let source = serde_json::json!({"kind": "PersistentVolumeClaim", "name": "src"});
-            c.spec.as_mut().unwrap().data_source = Some(serde_json::from_value(source).unwrap());
-            c
-        };
-        let going = {
-            let mut c = classed("fast");
-            c.metadata.deletion_timestamp = Some(build::time(9));
-            c
-        };
-        let fast = || Some(build::class("fast", build::DRIVER));
-        let chosen = annotated(classed("wait"), annotation::SELECTED_NODE, "n1");
-        let asked = annotated(classed("fast"), annotation::STORAGE_PROVISIONER, build::DRIVER);
-        for (case, seen, want) in [
-            ("no class and no default", seen(plain()), Waits(Wait::NoVolumeAndNoClass)),
-            ("class explicitly none", seen(classed("")), Waits(Wait::NoVolumeAndNoClass)),
-            (
-                "the default class appeared later",
-                ClaimSeen { default_class: Some("std".to_owned()), ..seen(plain()) },
-                AssignClass("std".to_owned()),
-            ),
-            (
-                "a class nobody made",
-                with_class(seen(classed("fast")), None),
-                Waits(Wait::ClassMissing("fast".to_owned())),
-            ),
-            (
-                "a class for administrators' volumes",
-                with_class(seen(classed("l")), Some(build::class("l", "kubernetes.io/no-provisioner"))),
-                Waits(Wait::NotDynamic("kubernetes.io/no-provisioner".to_owned())),
-            ),
-            ("not asked yet", with_class(seen(classed("fast")), fast()), ask(true)),
-            ("asked already", with_class(seen(asked), fast()), ask(false)),
-            ("the provisioner holds claims", holding(with_class(seen(classed("fast")), fast())), ask_and_hold),
-            ("it looks at the source first", holding(with_class(seen(copying), fast())), ask(true)),
-            ("a claim that goes cannot be held", holding(with_class(seen(going), fast())), ask(true)),
-            (
-                "no consumer yet",
-                with_class(seen(classed("wait")), Some(waiting_class())),
-                Waits(Wait::ForFirstConsumer),
-            ),
-            (
-                "a consumer without a node",
-                ClaimSeen {
-                    consumers: vec!["p".to_owned()],
-                    ..with_class(seen(classed("wait")), Some(waiting_class()))
-                },
-                Waits(Wait::ForPods(vec!["p".to_owned()])),
-            ),
-            ("the scheduler chose a node", with_class(seen(chosen), Some(waiting_class())), ask(true)),
-        ] {
-            assert_eq!(claim(&seen), want, "{case}");
-        }
-    }
-
-    #[test]
-    fn a_claim_that_names_its_volume_gets_that_one_or_none() {
-        let c = || naming(build::claim("ns", "c", Some("fast"), "1Gi"), "v");
-        let other = build::claim("ns", "other", None, "1Gi");
-        let v = || build::volume("v", "fast", "1Gi");
-        let small = build::volume("v", "fast", "1Mi");
-        for (case, seen, want) in [
-            ("the volume does not exist yet", seen(c()), Wait::NamedVolumeMissing),
-            (
-                "the volume is somebody else's",
-                named(c(), reserved(v(), &other, Some("uid-other"))),
-                Wait::NamedVolumeTaken("v".to_owned()),
-            ),
-            (
-                "the volume was an earlier claim's of the same name",
-                named(c(), reserved(v(), &c(), Some("uid-before"))),
-                Wait::NamedVolumeTaken("v".to_owned()),
-            ),
-            (
-                "the volume is too small",
-                named(c(), small),
-                Wait::NamedVolumeUnfit { volume: "v".to_owned(), why: "requested PV is too small".to_owned() },
-            ),
-        ] {
-            assert_eq!(claim(&seen), ClaimDecision::Wait(want), "{case}");
-        }
-    }
-
-    /// What is left to write, wherever an earlier bind stopped.
-    #[test]
-    fn a_bind_goes_on_where_it_stopped() {
-        let free = build::claim("ns", "c", Some("fast"), "1Gi");
-        let v = build::volume("v", "fast", "1Gi");
-        let of_uid = reserved(v.clone(), &free, Some("uid-c"));
-        let by_name = reserved(v.clone(), &free, None);
-        let mut marked = of_uid.clone();
-        marked.status.as_mut().unwrap().phase = Some("Bound".to_owned());
-        let (done, _) = build::bound(free.clone(), v.clone());
-        let mut pointed = done.clone();
-        pointed.status.as_mut().unwrap().phase = Some("Pending".to_owned());
-        let offered = |claim: &PersistentVolumeClaim, volume: &PersistentVolume| ClaimSeen {
-            candidates: vec![Arc::new(volume.clone())],
-            ..seen(claim.clone())
-        };
-        let asks = naming(free.clone(), "v");
-        let (us, user) = (Some(Reserve::AsController), Some(Reserve::ForUser));
-        for (case, seen, reserve, mark_volume, point_claim, mark_claim) in [
-            ("nothing written", offered(&free, &v), us, true, Some(Point::AsController), true),
-            (
-                "the user reserved the volume by name",
-                offered(&free, &by_name),
-                user,
-                true,
-                Some(Point::AsController),
-                true,
-            ),
-            ("the provisioner reserved it", offered(&free, &of_uid), None, true, Some(Point::AsController), true),
-            ("volume marked", offered(&free, &marked), None, false, Some(Point::AsController), true),
-            ("claim pointed", named(pointed, marked.clone()), None, false, None, true),
-            ("the user named the volume", named(asks, v.clone()), us, true, Some(Point::ForUser), true),
-            ("the volume lost its reservation", named(done.clone(), v.clone()), us, true, None, false),
-        ] {
-            match claim(&seen) {
-                ClaimDecision::Bind(b) => assert_eq!(
-                    (b.reserve, b.mark_volume, b.point_claim, b.mark_claim),
-                    (reserve, mark_volume, point_claim, mark_claim),
-                    "{case}"
-                ),
-                other => panic!("{case}: {other:?}"),
-            }
-        }
-        assert_eq!(claim(&named(done.clone(), marked.clone())), ClaimDecision::Settled);
-        marked.spec.as_mut().unwrap().access_modes = Some(vec!["ReadWriteMany".to_owned()]);
-        let ClaimDecision::Bind(told) = claim(&named(done, marked)) else { panic!("settled") };
-        assert!(told.mark_claim, "the volume's modes changed");
-    }
-
-    #[test]
-    fn a_bound_claim_is_lost_with_its_volume() {
-        let (c, v) = build::bound(build::claim("ns", "c", None, "1Gi"), build::volume("v", "", "1Gi"));
-        let mut nameless = c.clone();
-        nameless.spec.as_mut().unwrap().volume_name = None;
-        let mut lost = c.clone();
-        lost.status.as_mut().unwrap().phase = Some("Lost".to_owned());
-        let foreign = reserved(v, &c, Some("uid-else"));
-        for (case, seen, want) in [
-            ("the volume is gone", seen(c.clone()), ClaimDecision::Lose(Loss::VolumeGone)),
-            ("it points nowhere", seen(nameless), ClaimDecision::Lose(Loss::NoVolumeNamed)),
-            ("the volume is another's", named(c, foreign), ClaimDecision::Lose(Loss::VolumeOfAnother)),
-            ("said already", seen(lost), ClaimDecision::Settled),
-        ] {
-            assert_eq!(claim(&seen), want, "{case}");
-        }
-    }
-
-    #[test]
-    fn a_volume_follows_its_claim() {
-        let c = build::claim("ns", "c", None, "1Gi");
-        let elsewhere = naming(c.clone(), "w");
-        let here = naming(c.clone(), "v");
-        let mut settled = here.clone();
-        settled.status.as_mut().unwrap().phase = Some("Bound".to_owned());
-        let with = |phase: &str, annotations: &[&str]| {
-            let mut v = reserved(build::volume("v", "", "1Gi"), &c, Some("uid-c"));
-            v.status.as_mut().unwrap().phase = Some(phase.to_owned());
-            annotations.iter().for_each(|key| build::annotate(&mut v.metadata, key, "x"));
-            v
-        };
-        let ours = [annotation::BOUND_BY_CONTROLLER];
-        let made = [annotation::PROVISIONED_BY];
-        let owner = |c: &PersistentVolumeClaim| Owner::Claim(Arc::new(c.clone()));
-        let policy = |policy: &str, csi: bool| {
-            let mut v = with("Released", &[]);
-            let spec = v.spec.as_mut().unwrap();
-            spec.persistent_volume_reclaim_policy = Some(policy.to_owned());
-            spec.csi = spec.csi.take().filter(|_| csi);
-            v
-        };
-        let mut block = c.clone();
-        block.spec.as_mut().unwrap().volume_mode = Some(claim::BLOCK.to_owned());
-        use VolumeDecision::{Fail, LeaveToClaim, SetPhase, Settled, Unbind as Give, WrongMode};
-        for (case, v, owner, want) in [
-            ("new and free", with("Pending", &[]), Owner::Nobody, SetPhase("Available")),
-            ("free", with("Available", &[]), Owner::Nobody, Settled),
-            ("made for a claim that does not point here yet", with("Pending", &made), owner(&c), LeaveToClaim),
-            (
-                "made for a claim of another mode",
-                with("Pending", &made),
-                owner(&block),
-                WrongMode(Arc::new(block.clone())),
-            ),
-            ("its claim begins to point here", with("Available", &[]), owner(&here), LeaveToClaim),
-            ("its claim is bound to it", with("Available", &[]), owner(&settled), SetPhase("Bound")),
-            ("bound", with("Bound", &[]), owner(&settled), Settled),
-            ("its claim is gone", with("Bound", &[]), Owner::Gone, SetPhase("Released")),
-            ("released", with("Released", &[]), Owner::Gone, Settled),
-            ("released, to be kept", policy("Retain", false), Owner::Gone, Settled),
-            ("released, its driver deletes it", policy("Delete", true), Owner::Gone, Settled),
-            ("released, nobody can delete it", policy("Delete", false), Owner::Gone, Fail(Failure::Delete)),
-            ("released, nobody scrubs it", policy("Recycle", true), Owner::Gone, Fail(Failure::Recycle)),
-            ("released, its policy means nothing", policy("Burn", true), Owner::Gone, Fail(Failure::UnknownPolicy)),
-            ("a failed deletion stays visible", with("Failed", &[]), Owner::Gone, Settled),
-            (
-                "its claim took another, we had reserved it",
-                with("Available", &ours),
-                owner(&elsewhere),
-                Give(Unbind::Clear),
-            ),
-            (
-                "its claim took another, a user had reserved it",
-                with("Available", &[]),
-                owner(&elsewhere),
-                Give(Unbind::KeepName),
-            ),
-            (
-                "its claim took another, it was made for it",
-                with("Pending", &made),
-                owner(&elsewhere),
-                SetPhase("Released"),
-            ),
-        ] {
-            assert_eq!(volume(&v, &owner), want, "{case}");
-        }
-    }
 }

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVo
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::{Resource as _, ResourceExt as _};
 
-use super::decide::{Point, Reserve, Unbind};
+use super::decide::{Handover, Point, Reserve, Unbind};
 
 /// The volume, meant for this claim and no other.
 pub fn reserved(mut volume: PersistentVolume, claim: &PersistentVolumeClaim, reserve: Reserve) -> PersistentVolume {
@@ -76,9 +76,26 @@ pub fn bound(mut claim: PersistentVolumeClaim, volume: &PersistentVolume) -> Per
         if let Some(size) = volume.metadata.annotation(annotation::PRE_RESIZE_CAPACITY) {
             status.capacity.get_or_insert_default().insert("storage".to_owned(), Quantity(size.to_owned()));
         }
+    }
+    // One that was lost and found again is for those who modify volumes to tell about.
+    if before == "Pending" {
         status.current_volume_attributes_class_name = spec.and_then(|s| s.volume_attributes_class_name.clone());
     }
     claim
+}
+
+/// The object, saying which driver took over from its plugin, and not held by the plugin any more.
+pub fn handed_over<K: kube::Resource>(mut object: K, to: Handover) -> K {
+    let meta = object.meta_mut();
+    let annotations = meta.annotations.get_or_insert_default();
+    match to {
+        Handover::To(driver) => annotations.insert(annotation::MIGRATED_TO.to_owned(), driver.to_owned()),
+        Handover::Nobody => annotations.remove(annotation::MIGRATED_TO),
+    };
+    if meta.has_finalizer(finalizer::IN_TREE) && matches!(to, Handover::To(_)) {
+        meta.finalizers = Some(meta.finalizers_without(finalizer::IN_TREE));
+    }
+    object
 }
 
 pub fn lost(mut claim: PersistentVolumeClaim) -> PersistentVolumeClaim {
@@ -144,6 +161,26 @@ mod tests {
         };
         assert!(!held("pvc-uid-c"));
         assert!(held("another"));
+    }
+
+    #[test]
+    fn the_attributes_of_a_volume_are_told_with_the_first_bind_only() {
+        let claim = build::claim("ns", "c", None, "1Gi");
+        let mut volume = build::volume("v", "", "1Gi");
+        volume.spec.as_mut().unwrap().volume_attributes_class_name = Some("gold".to_owned());
+        let told = |claim| bound(claim, &volume).status.unwrap().current_volume_attributes_class_name;
+        assert_eq!(told(claim.clone()).as_deref(), Some("gold"));
+        assert_eq!(told(lost(claim)), None, "found again");
+    }
+
+    #[test]
+    fn who_took_over_is_written_and_the_plugin_lets_go() {
+        let mut volume = build::volume("v", "", "1Gi");
+        volume.metadata.finalizers = Some(vec![finalizer::IN_TREE.to_owned(), finalizer::PV_PROTECTION.to_owned()]);
+        let moved = handed_over(volume, Handover::To("ebs.csi.aws.com"));
+        assert_eq!(moved.metadata.annotation(annotation::MIGRATED_TO), Some("ebs.csi.aws.com"));
+        assert_eq!(moved.metadata.finalizers, Some(vec![finalizer::PV_PROTECTION.to_owned()]));
+        assert_eq!(handed_over(moved, Handover::Nobody).metadata.annotation(annotation::MIGRATED_TO), None);
     }
 
     #[test]

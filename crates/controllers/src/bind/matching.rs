@@ -21,7 +21,9 @@ pub(super) fn best<'a>(
     candidates: &'a [Arc<PersistentVolume>],
     choice: Choice,
 ) -> Option<&'a Arc<PersistentVolume>> {
-    let usable = |v: &&Arc<PersistentVolume>| matching::is_usable(v, claim) || is_half_bound(v, claim);
+    let usable = |v: &&Arc<PersistentVolume>| {
+        is_half_bound(v, claim) || (matching::is_usable(v, claim) && matching::offers_modes(v, claim))
+    };
     let reserved = candidates.iter().filter(|v| is_reserved_for(v, claim)).filter(usable).min_by_key(|v| name(v));
     if reserved.is_some() || choice == Choice::ReservedOnly {
         return reserved;
@@ -126,6 +128,9 @@ mod tests {
             assert_eq!(found.metadata.name.as_deref(), Some("zzz"));
         }
         assert!(best(&claim, &candidates[..1], Choice::ReservedOnly).is_none());
+        let mut shared = claim;
+        shared.spec.as_mut().unwrap().access_modes = Some(vec!["ReadWriteMany".to_owned()]);
+        assert!(best(&shared, &candidates, Choice::ReservedOnly).is_none(), "its access modes count");
     }
 
     #[test]

@@ -13,6 +13,8 @@
 
 mod act;
 pub mod decide;
+#[cfg(test)]
+mod decide_table;
 pub mod edit;
 mod matching;
 mod observe;

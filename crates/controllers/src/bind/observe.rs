@@ -6,7 +6,7 @@ use std::time::Duration;
 use cleat_api::claim::{self, claim_class, claim_ref, claim_ref_key, volume_class, volume_name};
 use cleat_api::key::{Key, Meta as _};
 use cleat_api::keys::annotation;
-use cleat_api::pod;
+use cleat_api::{migrate, pod};
 use cleat_runtime::write::{self, WriteError};
 use cleat_runtime::{Cache, Caches, Index, Queue};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
@@ -29,8 +29,8 @@ pub(super) struct Observed {
     pending: Index<PersistentVolumeClaim>,
     naming: Index<PersistentVolumeClaim>,
     pub(super) pods: Cache<Pod>,
-    /// Pods without a node by the claims they use.
-    consumers: Index<Pod>,
+    /// Pods that have not ended by the claims they name.
+    users: Index<Pod>,
     options: Arc<Options>,
 }
 
@@ -44,7 +44,7 @@ impl Observed {
     pub(super) fn new(caches: &Caches, options: Options) -> Self {
         let (claims, volumes, pods) = (caches.claims(), caches.volumes(), caches.pods());
         Self {
-            consumers: pods.index(|p| waiting_for(p).map(|claim| claim.to_string()).collect()),
+            users: pods.index(|p| naming(p).map(|claim| claim.to_string()).collect()),
             pods,
             reserved: volumes.index(|v| claim_ref(v).map(|r| claim_ref_key(r).to_string()).into_iter().collect()),
             shelf: Shelf::new(volumes.clone()),
@@ -88,12 +88,16 @@ impl Observed {
         }
         let class = claim_class(&claim).filter(|name| !name.is_empty()).map(|name| self.classes.named(name));
         let default_class = if claim_class(&claim).is_none() && is_open { self.default_class() } else { None };
-        let waiting = self.consumers.get(&key.to_string());
-        let mut consumers: Vec<String> = waiting.iter().filter_map(|p| p.metadata.name.clone()).collect();
+        let users = self.users.get(&key.to_string());
+        let waiting = users.iter().filter(|p| pod::node_name(p).is_none());
+        let mut consumers: Vec<String> = waiting.filter_map(|p| p.metadata.name.clone()).collect();
         consumers.sort();
+        let in_use = users.iter().any(|p| pod::uses(p, &claim));
         let provisioner = class.as_ref().and_then(Option::as_ref).map(|c| c.provisioner.as_str());
+        let provisioner = provisioner.map(|name| migrate::driver_of(name).unwrap_or(name));
         let provisioner_holds = provisioner.is_some_and(|name| self.options.holding_provisioners.contains(name));
-        Some((ClaimSeen { claim, named, candidates, class, default_class, consumers, provisioner_holds }, taken))
+        let seen = ClaimSeen { claim, named, candidates, class, default_class, consumers, in_use, provisioner_holds };
+        Some((seen, taken))
     }
 
     fn default_class(&self) -> Option<String> {
@@ -124,11 +128,15 @@ impl Observed {
     }
 }
 
+/// The claims that a pod names which has not ended.
+fn naming(pod: &Pod) -> impl Iterator<Item = Key> {
+    let claims = if pod::is_terminated(pod) { Vec::new() } else { pod::claim_volumes(pod) };
+    claims.into_iter().map(|used| used.claim)
+}
+
 /// The claims that a pod without a node uses.
 pub(super) fn waiting_for(pod: &Pod) -> impl Iterator<Item = Key> {
-    let is_waiting = pod::node_name(pod).is_none() && !pod::is_terminated(pod);
-    let claims = if is_waiting { pod::claim_volumes(pod) } else { Vec::new() };
-    claims.into_iter().map(|used| used.claim)
+    naming(pod).filter(|_| pod::node_name(pod).is_none())
 }
 
 impl Binder {

@@ -11,7 +11,7 @@ use super::decide::Decision;
 impl Maker {
     pub(super) async fn settle(&self, pod: &Pod, decision: Decision) -> Result<(), WriteError> {
         match decision {
-            Decision::Create(claim) => match write::create(&self.context.client, claim.as_ref()).await {
+            Decision::Create { volume, claim } => match write::create(&self.context.client, claim.as_ref()).await {
                 Ok(made) => {
                     info!(claim = %Key::of(&made.metadata), "claim made for an ephemeral volume");
                     self.context.caches.claims().observe_write(made);
@@ -19,7 +19,10 @@ impl Maker {
                 }
                 // The watch brings it, and wakes the pod again.
                 Err(error) if error.already_exists() => Ok(()),
-                Err(error) => Err(error),
+                Err(error) => {
+                    self.recorder.warning(pod, "FailedBinding", format!("ephemeral volume {volume}: {error}"));
+                    Err(error)
+                }
             },
             Decision::Refuse { volume, claim } => {
                 let name = Key::of(&pod.metadata);

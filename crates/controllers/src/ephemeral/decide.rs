@@ -9,7 +9,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
-    Create(Box<PersistentVolumeClaim>),
+    Create {
+        volume: String,
+        claim: Box<PersistentVolumeClaim>,
+    },
     /// A claim of that name is not this pod's.
     Refuse {
         volume: String,
@@ -24,16 +27,14 @@ pub fn decide(pod: &Pod, find: impl Fn(&Key) -> Option<Arc<PersistentVolumeClaim
     let wanted = pod::claim_volumes(pod).into_iter().filter(|v| v.ephemeral);
     wanted
         .filter_map(|v| match find(&v.claim) {
-            Some(claim) if is_owned(&claim, pod) => None,
+            Some(claim) if pod::owns(pod, &claim) => None,
             Some(_) => Some(Decision::Refuse { volume: v.volume, claim: v.claim }),
-            None => build(pod, &v.volume, &v.claim).map(|claim| Decision::Create(Box::new(claim))),
+            None => {
+                let claim = Box::new(build(pod, &v.volume, &v.claim)?);
+                Some(Decision::Create { volume: v.volume, claim })
+            }
         })
         .collect()
-}
-
-fn is_owned(claim: &PersistentVolumeClaim, pod: &Pod) -> bool {
-    let mut owners = claim.metadata.owner_references.iter().flatten();
-    owners.any(|o| o.controller == Some(true) && o.uid == pod.metadata.uid())
 }
 
 fn build(pod: &Pod, volume: &str, claim: &Key) -> Option<PersistentVolumeClaim> {
@@ -85,14 +86,21 @@ mod tests {
             p.metadata.deletion_timestamp = Some(build::time(1));
             p
         };
-        let Decision::Create(made) = decide(&pod(), |_| None).remove(0) else { panic!("not made") };
+        let Decision::Create { claim: made, volume } = decide(&pod(), |_| None).remove(0) else { panic!("not made") };
+        assert_eq!(volume, "data");
         assert_eq!(Key::of(&made.metadata), Key::namespaced("ns", "p-data"));
         assert_eq!(made.spec.as_ref().unwrap().storage_class_name.as_deref(), Some("fast"));
         let foreign = build::claim("ns", "p-data", None, "1Gi");
+        let mut tolerated = made.as_ref().clone();
+        tolerated.metadata.owner_references.as_mut().unwrap()[0].controller = None;
+        let mut of_predecessor = made.as_ref().clone();
+        of_predecessor.metadata.owner_references.as_mut().unwrap()[0].uid = "uid-before".to_owned();
         let refused = Decision::Refuse { volume: "data".to_owned(), claim: Key::namespaced("ns", "p-data") };
         for (case, pod, there, want) in [
             ("its claim is there", pod(), Some(made.as_ref().clone()), vec![]),
-            ("a claim of that name is somebody else's", pod(), Some(foreign), vec![refused]),
+            ("a claim of that name is somebody else's", pod(), Some(foreign), vec![refused.clone()]),
+            ("the pod owns the claim, but not as its controller", pod(), Some(tolerated), vec![refused.clone()]),
+            ("an earlier pod of that name had it", pod(), Some(of_predecessor), vec![refused]),
             ("a pod that goes gets nothing new", deleting, None, vec![]),
         ] {
             assert_eq!(decide(&pod, |_| there.clone().map(Arc::new)), want, "{case}");

@@ -1,8 +1,9 @@
 //! Puts the protection finalizers on and takes them off.
 
+use cleat_api::condition;
 use cleat_api::key::{Key, Meta as _};
 use cleat_api::keys::finalizer;
-use cleat_runtime::write::{self, WriteError};
+use cleat_runtime::write::{self, Part, WriteError};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use tracing::{debug, info};
@@ -39,6 +40,18 @@ impl Protector {
             .await
             .map(drop)
             .or_else(WriteError::absent_is_fine)
+    }
+
+    /// Says on the claim whether pods use it.
+    pub(super) async fn tell(&self, claim: &PersistentVolumeClaim, in_use: bool) -> Result<(), WriteError> {
+        let told = condition::with_usage(claim.clone(), in_use, self.context.clock.time());
+        match write::replace(&self.context.client, Part::Status, &told).await {
+            Ok(written) => {
+                self.observed.claims.observe_write(written);
+                Ok(())
+            }
+            Err(error) => error.absent_is_fine(),
+        }
     }
 
     pub(super) async fn settle_volume(&self, volume: &PersistentVolume, decision: Decision) -> Result<(), WriteError> {

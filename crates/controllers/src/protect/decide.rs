@@ -2,10 +2,10 @@
 
 use std::borrow::Borrow;
 
-use cleat_api::claim::volume_phase;
-use cleat_api::key::{Key, Meta as _};
+use cleat_api::claim::{claim_phase, volume_phase};
+use cleat_api::key::Meta as _;
 use cleat_api::keys::finalizer;
-use cleat_api::pod;
+use cleat_api::{condition, pod};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 
@@ -18,6 +18,16 @@ pub enum Decision {
     Keep(String),
     /// Nobody in sight uses it; for a claim, the pods are still to be read live.
     LetGo,
+}
+
+impl Decision {
+    /// Is there anything to do?
+    pub fn is_work(&self) -> bool {
+        match self {
+            Self::Protect | Self::LetGo => true,
+            Self::Settled | Self::Keep(_) => false,
+        }
+    }
 }
 
 pub fn claim<P: Borrow<Pod>>(claim: &PersistentVolumeClaim, pods: &[P]) -> Decision {
@@ -34,18 +44,28 @@ pub fn claim<P: Borrow<Pod>>(claim: &PersistentVolumeClaim, pods: &[P]) -> Decis
 /// A pod on a node that refers to the claim. Its phase does not matter: until the pod is gone, its volume may be
 /// mounted. A pod without a node has nothing mounted.
 pub fn user<P: Borrow<Pod>>(claim: &PersistentVolumeClaim, pods: &[P]) -> Option<String> {
-    let key = Key::of(&claim.metadata);
     let uses = |pod: &&P| {
         let pod: &Pod = (*pod).borrow();
-        let refers = pod::claim_volumes(pod).into_iter().any(|v| v.claim == key && (!v.ephemeral || owns(pod, claim)));
-        pod::node_name(pod).is_some() && refers
+        // Its own claim goes with the pod, which waits for it where owners are deleted last: one of them must begin.
+        let left_behind = is_shut_down(pod) && pod::owns(pod, claim);
+        pod::node_name(pod).is_some() && pod::uses(pod, claim) && !left_behind
     };
     let user: &Pod = pods.iter().find(uses)?.borrow();
     user.metadata.name.clone()
 }
 
-fn owns(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
-    claim.metadata.owner_references.iter().flatten().any(|o| o.uid == pod.metadata.uid())
+/// The node has ended the pod, or somebody has forced its deletion.
+fn is_shut_down(pod: &Pod) -> bool {
+    pod.metadata.is_deleting() && pod.metadata.deletion_grace_period_seconds == Some(0)
+}
+
+/// Whether pods use a bound claim, if its status does not say so. Here a pod counts from its creation to its end.
+pub fn usage<P: Borrow<Pod>>(claim: &PersistentVolumeClaim, pods: &[P]) -> Option<bool> {
+    if claim_phase(claim) != "Bound" || claim.metadata.is_deleting() {
+        return None;
+    }
+    let in_use = pods.iter().map(Borrow::borrow).any(|pod| !pod::is_terminated(pod) && pod::uses(pod, claim));
+    (condition::claim_in_use(claim) != Some(in_use)).then_some(in_use)
 }
 
 pub fn volume(volume: &PersistentVolume) -> Decision {
@@ -104,6 +124,7 @@ where
 mod tests {
     use super::*;
     use cleat_api::build;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
     #[test]
     fn a_claim_goes_only_when_no_pod_on_a_node_uses_it() {
@@ -122,17 +143,38 @@ mod tests {
             p.status.as_mut().unwrap().phase = Some("Succeeded".to_owned());
             p
         };
+        let of_pod = |controller: Option<bool>| {
+            let mut c = deleting(true);
+            c.metadata.name = Some("p-data".to_owned());
+            let uid = "uid-p".to_owned();
+            c.metadata.owner_references = Some(vec![OwnerReference { uid, controller, ..OwnerReference::default() }]);
+            c
+        };
+        let own = |grace: Option<i64>| {
+            let mut p = build::pod("ns", "p", "n1", &[]);
+            build::ephemeral_volume(&mut p, "data");
+            p.metadata.deletion_timestamp = grace.map(|_| build::time(9));
+            p.metadata.deletion_grace_period_seconds = grace;
+            p
+        };
+        let forced = {
+            let mut p = running.clone();
+            p.metadata.deletion_timestamp = Some(build::time(9));
+            p.metadata.deletion_grace_period_seconds = Some(0);
+            p
+        };
+        let keep = || Decision::Keep("p".to_owned());
         for (case, c, pods, want) in [
+            ("made for a pod that lives", of_pod(Some(true)), vec![own(None)], keep()),
+            ("made for a pod that is ending", of_pod(Some(true)), vec![own(Some(30))], keep()),
+            ("made for a pod that has ended", of_pod(Some(true)), vec![own(Some(0))], Decision::LetGo),
+            ("of the name that the pod's would have", of_pod(None), vec![own(None)], Decision::LetGo),
+            ("shared with a pod that has ended", deleting(true), vec![forced], keep()),
             ("not being deleted", protected, vec![], Decision::Settled),
             ("unprotected", bare, vec![], Decision::Protect),
             ("deleted and unused", deleting(true), vec![], Decision::LetGo),
-            ("used", deleting(true), vec![running], Decision::Keep("p".to_owned())),
-            (
-                "a finished pod may still have it mounted",
-                deleting(true),
-                vec![finished],
-                Decision::Keep("p".to_owned()),
-            ),
+            ("used", deleting(true), vec![running], keep()),
+            ("a finished pod may still have it mounted", deleting(true), vec![finished], keep()),
             (
                 "an unscheduled pod has nothing mounted",
                 deleting(true),
@@ -152,6 +194,38 @@ mod tests {
     }
 
     #[test]
+    fn a_bound_claim_says_whether_pods_use_it() {
+        let (bound, _) = build::bound(build::claim("ns", "c", None, "1Gi"), build::volume("v", "", "1Gi"));
+        let told = |in_use| condition::with_usage(bound.clone(), in_use, build::time(1));
+        let mut going = bound.clone();
+        going.metadata.deletion_timestamp = Some(build::time(9));
+        let waiting = || build::pod("ns", "p", "", &["c"]);
+        let finished = || {
+            let mut p = build::pod("ns", "p", "n1", &["c"]);
+            p.status.as_mut().unwrap().phase = Some("Failed".to_owned());
+            p
+        };
+        for (case, claim, pods, want) in [
+            ("nobody uses it", bound.clone(), vec![], Some(false)),
+            ("a pod that waits for its node uses it", bound.clone(), vec![waiting()], Some(true)),
+            ("a pod that has ended does not", bound.clone(), vec![finished()], Some(false)),
+            ("said already", told(true), vec![waiting()], None),
+            ("true no longer", told(true), vec![finished()], Some(false)),
+            ("true again", told(false), vec![waiting(), finished()], Some(true)),
+            ("not bound", build::claim("ns", "c", None, "1Gi"), vec![waiting()], None),
+            ("going", going, vec![], None),
+        ] {
+            assert_eq!(usage(&claim, &pods), want, "{case}");
+        }
+        let since = |claim: &PersistentVolumeClaim| {
+            claim.status.as_ref().unwrap().conditions.as_ref().unwrap()[0].last_transition_time.clone()
+        };
+        let again = condition::with_usage(told(true), true, build::time(7));
+        assert_eq!(since(&again), Some(build::time(1)), "the same again is no change");
+        assert_eq!(since(&condition::with_usage(again, false, build::time(7))), Some(build::time(7)));
+    }
+
+    #[test]
     fn attributes_go_only_when_nobody_has_or_wants_them() {
         let mut gold = VolumeAttributesClass::default();
         gold.metadata.name = Some("gold".to_owned());
@@ -161,6 +235,20 @@ mod tests {
         let idle = build::claim("ns", "c", None, "1Gi");
         let mut wanting = idle.clone();
         wanting.spec.as_mut().unwrap().volume_attributes_class_name = Some("gold".to_owned());
+        let mut getting = idle.clone();
+        let status = getting.status.get_or_insert_default();
+        status.modify_volume_status.get_or_insert_default().target_volume_attributes_class_name =
+            Some("gold".to_owned());
+        let bare = {
+            let mut class = living.clone();
+            class.metadata.finalizers = None;
+            class
+        };
+        let gone = {
+            let mut class = gold.clone();
+            class.metadata.finalizers = None;
+            class
+        };
         let mut having = idle.clone();
         having.status.get_or_insert_default().current_volume_attributes_class_name = Some("gold".to_owned());
         let mut volume = build::volume("v", "", "1Gi");
@@ -168,6 +256,9 @@ mod tests {
         volume.spec.as_mut().unwrap().volume_attributes_class_name = Some("gold".to_owned());
         for (case, class, claims, volumes, want) in [
             ("nobody asked to delete it", &living, vec![], vec![], Decision::Settled),
+            ("unprotected", &bare, vec![], vec![], Decision::Protect),
+            ("let go already", &gone, vec![], vec![], Decision::Settled),
+            ("a claim is getting it", &gold, vec![getting], vec![], Decision::Keep("c".to_owned())),
             ("unused", &gold, vec![idle.clone()], vec![plain.clone()], Decision::LetGo),
             ("a claim wants it", &gold, vec![idle, wanting], vec![], Decision::Keep("c".to_owned())),
             ("a claim has it", &gold, vec![having], vec![], Decision::Keep("c".to_owned())),

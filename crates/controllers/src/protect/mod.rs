@@ -3,6 +3,9 @@
 //! Guarantees: the protection finalizer leaves a claim only after a live look at the pods of its namespace, and with the
 //! revision the claim was read at; it leaves a volume only when it is not bound, and a class of attributes
 //! only after a live look at claims and volumes.
+//!
+//! Besides, a bound claim's condition `Unused` says whether pods use it. The binder says so first, with the write that
+//! makes the claim Bound.
 
 mod act;
 pub mod decide;
@@ -45,11 +48,20 @@ pub async fn run(context: Context, stop: CancellationToken) {
 }
 
 fn wake(observed: &observe::Observed, queue: &Queue<Subject>) {
-    let q = queue.clone();
-    observed.claims.subscribe(move |change| q.add(Subject::Claim(Key::of(&change.object().metadata))));
+    // Most changes of claims and volumes are nothing to protection, and whether they are is soon told.
+    let (q, seen) = (queue.clone(), observed.clone());
+    observed.claims.subscribe(move |change| {
+        let (claim, key) = (change.object(), Key::of(&change.object().metadata));
+        let users = seen.users(&key);
+        if decide::claim(claim, &users).is_work() || decide::usage(claim, &users).is_some() {
+            q.add(Subject::Claim(key));
+        }
+    });
     let q = queue.clone();
     observed.volumes.subscribe(move |change| {
-        q.add(Subject::Volume(change.object().metadata.name.clone().unwrap_or_default()));
+        if decide::volume(change.object()).is_work() {
+            q.add(Subject::Volume(change.object().metadata.name.clone().unwrap_or_default()));
+        }
     });
     let q = queue.clone();
     observed.attributes.subscribe(move |change| {
@@ -76,6 +88,9 @@ impl Protector {
                 let users = self.observed.users(&key);
                 let decision = decide::claim(&claim, &users);
                 self.settle_claim(&claim, decision).await?;
+                if let Some(in_use) = decide::usage(&claim, &users) {
+                    self.tell(&claim, in_use).await?;
+                }
             }
             Subject::Volume(name) => {
                 let Some(volume) = self.observed.volumes.named(&name) else { return Ok(Outcome::Done) };

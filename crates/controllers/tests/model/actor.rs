@@ -12,7 +12,6 @@ use cleat_controllers::bind::edit;
 use cleat_sidecars::provision::decide::volume::{self as reclaim, VolumeDecision, VolumeSeen};
 use cleat_sidecars::provision::decide::{self as provision, Abilities, Choices, Fetched, Plan, record};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use k8s_openapi::api::storage::v1::StorageClass;
 
 use super::server::{Event, Part, Refused, Server};
 
@@ -231,6 +230,7 @@ impl Actor {
             default_class: None,
             provisioner_holds: true,
             consumers: Vec::new(),
+            in_use: false,
             claim: claim.clone(),
         };
         let mut task = Task::of(Some(claim.as_ref().clone()), None);
@@ -247,6 +247,7 @@ impl Actor {
                 }
             }
             bind::ClaimDecision::AssignClass(_) => unreachable!("every claim has a class"),
+            bind::ClaimDecision::HandOver(_) => unreachable!("no plugin here has moved"),
             bind::ClaimDecision::RequestProvisioning { provisioner, annotate, hold } => {
                 if annotate {
                     task.todo.push(Step::Ask { provisioner, hold });
@@ -288,6 +289,7 @@ impl Actor {
             bind::VolumeDecision::Unbind(unbind) => {
                 task.todo.extend([Step::Free(unbind), Step::MarkVolume("Available")])
             }
+            bind::VolumeDecision::HandOver(_) => unreachable!("no plugin here has moved"),
             bind::VolumeDecision::Fail(failure) => panic!("nobody can reclaim {name}: {failure:?}"),
         }
         Some(task)
@@ -299,7 +301,7 @@ impl Actor {
         let class = dynamic.then(|| Arc::new(build::class("dynamic", build::DRIVER)));
         let seen = provision::ClaimSeen {
             claim: Arc::new(claim.clone()),
-            class: class.clone(),
+            class,
             volume_exists: self.volumes.contains_key(&names::provisioned_volume(&uid)),
             pending: self.pending.get(&uid).map(|(_, plan)| plan.clone()),
             inherited: self.inherited.contains(&uid),
@@ -320,11 +322,11 @@ impl Actor {
                 self.inherited.remove(&uid);
             }
             provision::ClaimDecision::Wait(_) | provision::ClaimDecision::Refuse(_) => {}
+            provision::ClaimDecision::Compete => unreachable!("one provisioner serves all nodes"),
             provision::ClaimDecision::LetGo => task.todo.push(Step::LetGo),
             provision::ClaimDecision::Repeat(plan) => call(&mut task, plan),
             provision::ClaimDecision::Provision(outline) => {
-                let class = class.unwrap_or_else(|| Arc::new(StorageClass::default()));
-                let plan = outline.complete(&seen, &class, Fetched::default(), &able(), &Choices::default());
+                let plan = outline.complete(&seen, Fetched::default(), &able(), &Choices::default());
                 call(&mut task, Arc::new(plan.expect("nothing is in the way")));
             }
         }
@@ -339,6 +341,7 @@ impl Actor {
             class: None,
             driver: build::DRIVER.to_owned(),
             deletes_volumes: true,
+            local: None,
         };
         let mut task = Task::of(None, Some(volume));
         match reclaim::volume(&seen) {
@@ -391,7 +394,8 @@ impl Actor {
             Step::Record(plan) => {
                 let claim = claim()?;
                 let made = cleat_csi::v1::Volume { volume_id: plan.request.name.clone(), ..Default::default() };
-                let record = record::record(&claim, &plan, build::DRIVER, "model", made);
+                let record =
+                    record::record(&claim, &plan, build::DRIVER, "model", made).expect("no plugin here has moved");
                 if let Some(written) = server.create_volume(record) {
                     self.learn(Event::Volume(written));
                 }

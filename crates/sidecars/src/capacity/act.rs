@@ -38,12 +38,15 @@ impl Publisher {
             },
             Decision::Update(object) => write::replace(&self.context.client, Part::Whole, object.as_ref()).await,
         }?;
+        cleat_crash::point("capacity:written");
         info!(class = written.storage_class_name, free = ?written.capacity, "capacity published");
         self.observed.capacities.observe_write(written);
         Ok(())
     }
 
     pub(super) async fn delete(&self, object: &CSIStorageCapacity) -> Result<(), WriteError> {
-        write::delete(&self.context.client, object).await.map(drop)
+        write::delete(&self.context.client, object).await?;
+        cleat_crash::point("capacity:deleted");
+        Ok(())
     }
 }

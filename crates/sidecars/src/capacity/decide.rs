@@ -87,6 +87,12 @@ pub fn surplus(
     sorted.iter().filter(goes).map(|o| (*o).clone()).collect()
 }
 
+/// What there is no object of ours for.
+pub fn missing(existing: &[Arc<CSIStorageCapacity>], wanted: BTreeSet<Item>, manager: &Manager) -> Vec<Item> {
+    let known: BTreeSet<Item> = existing.iter().filter(|o| is_managed(o, manager)).map(|o| item_of(o)).collect();
+    wanted.into_iter().filter(|item| !known.contains(item)).collect()
+}
+
 /// What the driver says is free, as quantities.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Free {
@@ -193,6 +199,13 @@ mod tests {
         let mut foreign = made(&item("old", "a")).as_ref().clone();
         foreign.metadata.labels.as_mut().unwrap().insert(label::CAPACITY_MANAGER.to_owned(), "you".to_owned());
         let existing = [made(&item("wait", "a")), Arc::new(double), made(&item("old", "a")), Arc::new(foreign)];
+        let others = [existing[3].clone()];
+        assert_eq!(missing(&existing, [item("wait", "a"), item("wait", "b")].into(), &manager()), [item("wait", "b")]);
+        assert_eq!(
+            missing(&others, [item("old", "a")].into(), &manager()),
+            [item("old", "a")],
+            "another's is not ours"
+        );
         let gone = surplus(&existing, &[item("wait", "a")].into(), &manager());
         let mut names: Vec<_> = gone.iter().map(|o| o.metadata.name.clone().unwrap()).collect();
         names.sort();

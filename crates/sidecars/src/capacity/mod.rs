@@ -3,6 +3,9 @@
 //! Guarantees: objects of classes and places that are gone go too; one that somebody deleted is made again; objects that
 //! other managers made are left alone. What is free is asked again after volumes of the class came or went, and from
 //! time to time, since others may use the same storage.
+//!
+//! Crash points: `capacity:written` and `capacity:deleted` after either. What is published is no record of anything: after
+//! a restart it is compared with what there should be.
 
 mod act;
 pub mod decide;
@@ -12,6 +15,7 @@ use std::time::Duration;
 
 use cleat_api::claim::volume_class;
 use cleat_api::key::Meta as _;
+use cleat_api::migrate;
 use cleat_runtime::{Backoff, Change, Outcome, Queue, work};
 use tokio_util::sync::CancellationToken;
 
@@ -32,6 +36,8 @@ pub struct Options {
     /// Classes that do not wait for a consumer, too.
     pub immediate: bool,
     pub deadline: Duration,
+    /// Only about the place of the driver's own node: the drivers of others tell about theirs.
+    pub local: bool,
 }
 
 impl Options {
@@ -39,7 +45,8 @@ impl Options {
     pub fn new(namespace: impl Into<String>) -> Self {
         let name = "external-provisioner".to_owned();
         let manager = Manager { namespace: namespace.into(), name, ..Manager::default() };
-        Self { manager, poll: Duration::from_secs(60), immediate: false, deadline: Duration::from_secs(10) }
+        let (poll, deadline) = (Duration::from_secs(60), Duration::from_secs(10));
+        Self { manager, poll, immediate: false, deadline, local: false }
     }
 }
 
@@ -56,6 +63,8 @@ struct Publisher {
     driver: Driver,
     observed: observe::Observed,
     options: Options,
+    /// The only place to tell about, if not all.
+    here: Option<decide::Segment>,
     queue: Queue<Subject>,
 }
 
@@ -63,13 +72,18 @@ struct Publisher {
 pub async fn run(context: Context, mut driver: Driver, mut options: Options, stop: CancellationToken) {
     driver.client = driver.client.with_deadline(options.deadline);
     options.manager.driver.clone_from(&driver.name);
+    let mut here = None;
+    if options.local {
+        let Some(place) = driver.place(&stop).await else { return };
+        here = Some(place.unwrap_or_default());
+    }
     let observed = observe::Observed::new(&context.caches);
     tokio::select! {
         () = stop.cancelled() => return,
         () = observed.synced() => {}
     }
     let queue = Queue::new(Backoff::new(Duration::from_secs(1), Duration::from_secs(300)));
-    let publisher = Publisher { context, driver, observed, options, queue: queue.clone() };
+    let publisher = Publisher { context, driver, observed, options, here, queue: queue.clone() };
     publisher.wake();
     work("capacity", queue, AT_ONCE, stop, move |subject| publisher.clone().reconcile(subject)).await;
 }
@@ -99,8 +113,8 @@ impl Publisher {
         let publisher = self.clone();
         self.observed.volumes.subscribe(move |change| {
             let volume = change.object();
-            let ours =
-                volume.spec.as_ref().and_then(|s| s.csi.as_ref()).is_some_and(|c| c.driver == publisher.driver.name);
+            let csi = migrate::csi(volume).ok().flatten();
+            let ours = csi.is_some_and(|csi| csi.driver == publisher.driver.name);
             let came_or_went = matches!(change, Change::Applied { old: None, .. } | Change::Deleted(_));
             if ours && came_or_went {
                 let class = volume_class(volume);
@@ -118,9 +132,8 @@ impl Publisher {
                 for object in decide::surplus(&existing, &wanted, &self.options.manager) {
                     self.delete(&object).await?;
                 }
-                let known: Vec<_> = existing.iter().map(|o| decide::item_of(o)).collect();
-                let missing = wanted.into_iter().filter(|item| !known.contains(item));
-                missing.for_each(|item| self.queue.add(Subject::Item(item)));
+                let missing = decide::missing(&existing, wanted, &self.options.manager);
+                missing.into_iter().for_each(|item| self.queue.add(Subject::Item(item)));
                 Ok(Outcome::Done)
             }
             Subject::Item(item) if wanted.contains(&item) => {

@@ -53,7 +53,10 @@ impl Observed {
 impl Publisher {
     pub(super) fn wanted(&self) -> BTreeSet<Item> {
         let manager = &self.options.manager;
-        let segments = decide::segments(&self.observed.nodes(&manager.driver));
+        let segments = match &self.here {
+            Some(here) => [here.clone()].into(),
+            None => decide::segments(&self.observed.nodes(&manager.driver)),
+        };
         decide::wanted(&self.observed.classes.all(), &segments, manager, self.options.immediate)
     }
 }

@@ -6,10 +6,9 @@ use cleat_api::claim::{claim_class, volume_name};
 use cleat_api::key::{Key, Meta as _};
 use cleat_api::keys::{annotation, finalizer};
 use cleat_csi::CallError;
-use cleat_csi::v1::Volume;
 use cleat_runtime::Outcome;
 use cleat_runtime::write::{self, Part, WriteError};
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use tracing::{debug, info};
 
 use super::Provisioner;
@@ -36,6 +35,7 @@ impl Provisioner {
             ClaimDecision::LetGo => self.end(seen).await,
             ClaimDecision::Repeat(plan) => self.create(seen, plan).await,
             ClaimDecision::Provision(outline) => self.provision(seen, *outline).await,
+            ClaimDecision::Compete => self.compete(seen).await,
         }
     }
 
@@ -86,7 +86,7 @@ impl Provisioner {
                 return Err(error.into());
             }
         };
-        match outline.complete(seen, class, fetched, &self.can, &self.options.choices) {
+        match outline.complete(seen, fetched, &self.can, &self.options.choices) {
             Ok(plan) => self.create(seen, Arc::new(plan)).await,
             // Whether an earlier provisioner was in the way of a claim that goes, nobody can tell any more; it was
             // refused then as now.
@@ -116,13 +116,15 @@ impl Provisioner {
         if let Some(snapshot) = &plan.restored {
             self.hold_snapshot(snapshot).await?;
         }
+        if plan.cloned.is_some() || plan.restored.is_some() {
+            cleat_crash::point("provision:source-held");
+        }
         self.ledger.calling(uid, Pending { claim: claim.clone(), plan: plan.clone() });
-        let volume = match self.call(&plan).await {
-            Ok(volume) => volume,
+        let record = match self.call(claim, &plan).await {
+            Ok(record) => record,
             Err(error) => return self.create_failed(seen, &plan, error).await,
         };
         cleat_crash::point("provision:volume-created");
-        let record = record(claim, &plan, &self.driver.name, &self.identity, volume);
         match write::create(&self.context.client, &record).await {
             Ok(written) => self.observed.volumes.observe_write(written),
             Err(error) if error.already_exists() => {}
@@ -142,17 +144,23 @@ impl Provisioner {
         Ok(Outcome::Done)
     }
 
-    /// A volume smaller than asked for, or empty where a copy was, is given back, and counts as a call to repeat.
-    async fn call(&self, plan: &Plan) -> Result<Volume, CallError> {
+    /// A volume smaller than asked for, or empty where a copy was, or of which no record can be made, is given back. That
+    /// counts as a call to repeat, whether it could be given back or not: then it is found again.
+    async fn call(&self, claim: &PersistentVolumeClaim, plan: &Plan) -> Result<PersistentVolume, CallError> {
         let reply = self.driver.client.create_volume(plan.request.clone()).await?;
         let wrong = |message: String| CallError { method: "CreateVolume", code: cleat_csi::Code::Aborted, message };
         let volume = reply.volume.ok_or_else(|| wrong("driver answered without a volume".to_owned()))?;
-        match fault(plan, &volume) {
-            None => Ok(volume),
-            Some(why) => {
-                self.delete(&volume.volume_id, plan.request.secrets.clone()).await?;
-                Err(wrong(why))
-            }
+        let handle = volume.volume_id.clone();
+        let made = match fault(plan, &volume) {
+            None => record(claim, plan, &self.driver.name, &self.identity, volume).map_err(|error| error.to_string()),
+            Some(why) => Err(why),
+        };
+        match made {
+            Ok(record) => Ok(record),
+            Err(why) => match self.delete(&handle, plan.request.secrets.clone()).await {
+                Ok(()) => Err(wrong(why)),
+                Err(error) => Err(wrong(format!("{why}; and it cannot be given back: {error}"))),
+            },
         }
     }
 
@@ -190,7 +198,7 @@ impl Provisioner {
     }
 
     /// The claim as it is now, if it is still there.
-    fn current(&self, claim: &PersistentVolumeClaim) -> Option<Arc<PersistentVolumeClaim>> {
+    pub(super) fn current(&self, claim: &PersistentVolumeClaim) -> Option<Arc<PersistentVolumeClaim>> {
         self.observed.claims.get(&Key::of(&claim.metadata)).filter(|now| now.metadata.uid() == claim.metadata.uid())
     }
 

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use super::LocalOptions;
 use super::decide::Plan;
 
 /// How long a request that the driver called impossible is not repeated.
@@ -30,6 +31,8 @@ struct Entries {
     inherited: HashSet<String>,
     /// Until when, and the uid of the class under which it was impossible.
     infeasible: HashMap<String, (Instant, String)>,
+    /// When we try to take a claim, and how often we have tried.
+    turns: HashMap<String, (Instant, u32)>,
 }
 
 #[derive(Clone)]
@@ -60,6 +63,24 @@ impl Ledger {
         entries.pending.remove(uid);
         entries.inherited.remove(uid);
         entries.infeasible.remove(uid);
+        entries.turns.remove(uid);
+    }
+
+    /// How long we still leave an open claim to others; `None` when it is our turn.
+    pub(super) fn until_turn(&self, uid: &str, pace: &LocalOptions) -> Option<Duration> {
+        let mut entries = self.0.lock();
+        let first = || (Instant::now() + pace.delay(0), 0);
+        let (at, _) = entries.turns.entry(uid.to_owned()).or_insert_with(first);
+        Some(at.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero())
+    }
+
+    /// Our turn came to nothing: how long until the next.
+    pub(super) fn next_turn(&self, uid: &str, pace: &LocalOptions) -> Duration {
+        let mut entries = self.0.lock();
+        let tries = entries.turns.get(uid).map_or(0, |(_, tries)| tries + 1);
+        let delay = pace.delay(tries);
+        entries.turns.insert(uid.to_owned(), (Instant::now() + delay, tries));
+        delay
     }
 
     pub(super) fn hold_off(&self, uid: &str, class_uid: &str) -> Duration {
@@ -90,6 +111,25 @@ mod tests {
         assert!(!ledger.is_inherited("uid-free"));
         ledger.settled("uid-held");
         assert!(!ledger.is_inherited("uid-held"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_open_claim_is_left_to_others_for_a_while_that_grows() {
+        let seconds = Duration::from_secs;
+        let pace =
+            LocalOptions { node: "n".to_owned(), immediate: true, base_delay: seconds(20), max_delay: seconds(60) };
+        let ledger = Ledger::inheriting(&[]);
+        let first = ledger.until_turn("c", &pace).unwrap();
+        assert!(first <= seconds(20), "{first:?}");
+        assert_eq!(ledger.until_turn("c", &pace), Some(first), "asked again, it is no longer");
+        tokio::time::advance(first).await;
+        assert_eq!(ledger.until_turn("c", &pace), None);
+        for (most, least) in [(40, 20), (60, 40), (60, 40)] {
+            let next = ledger.next_turn("c", &pace);
+            assert!(next <= seconds(most) && next >= seconds(least), "{next:?}");
+        }
+        ledger.settled("c");
+        assert!(ledger.until_turn("c", &pace).unwrap() <= seconds(20), "it begins anew");
     }
 
     #[tokio::test(start_paused = true)]

@@ -10,18 +10,21 @@
 //! - DeleteVolume is called only for a Released volume with policy Delete that no VolumeAttachment names.
 //!
 //! Assumes: the binder names this driver on the claims it should serve, and releases volumes; one provisioner at a time
-//! serves a driver. The binder may put the hold on with its own write, and takes it off when it points the claim at its volume.
+//! serves a driver, or one serves each of its nodes. The binder may put the hold on with its own write, and takes it off when it points the claim at its volume.
 //!
-//! Crash points: `provision:claim-held` before CreateVolume, `provision:volume-created` between it and the record of it,
+//! Crash points: `provision:claim-held` before CreateVolume, `provision:source-held` after that where there is something to
+//! copy, `provision:volume-created` between it and the record of it,
 //! `provision:volume-recorded` after that, `provision:volume-deleted` between DeleteVolume and the deletion of the record.
 
 mod act;
+mod compete;
 pub mod decide;
 mod ledger;
 mod observe;
 mod reclaim;
 pub mod snapshots;
 
+use std::hash::BuildHasher as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::driver::{Capability, PluginCapability};
 use crate::{Context, Driver, Failure};
-use decide::{Abilities, Choices};
+use decide::{Abilities, Choices, Local};
 use ledger::Ledger;
 
 /// How a provisioner works, apart from what it decides.
@@ -45,6 +48,28 @@ pub struct Options {
     pub at_once: usize,
     /// How long one call to the driver may take.
     pub deadline: Duration,
+    /// Serve one node only, as others of us serve the others.
+    pub local: Option<LocalOptions>,
+}
+
+/// The node to serve, and how to compete with the provisioners of others for claims that no node was chosen for.
+#[derive(Clone, Debug)]
+pub struct LocalOptions {
+    pub node: String,
+    /// Compete at all.
+    pub immediate: bool,
+    /// How long a claim is left to others: doubling from the one to the other, less some part of the first at random.
+    pub base_delay: Duration,
+    pub max_delay: Duration,
+}
+
+impl LocalOptions {
+    fn delay(&self, tries: u32) -> Duration {
+        let doubled = self.base_delay.saturating_mul(1 << tries.min(16)).min(self.max_delay);
+        // A fresh RandomState is seeded by the operating system; that is random enough to tell nodes apart.
+        let random = std::hash::RandomState::new().hash_one(tries) % 1000;
+        doubled.saturating_sub(self.base_delay / 1000 * u32::try_from(random).unwrap_or(0))
+    }
 }
 
 impl Default for Options {
@@ -54,6 +79,7 @@ impl Default for Options {
             retry: Backoff::new(Duration::from_secs(1), Duration::from_secs(300)),
             at_once: 100,
             deadline: Duration::from_secs(10),
+            local: None,
         }
     }
 }
@@ -88,10 +114,14 @@ struct Queues {
 }
 
 /// Runs until `stop`.
-pub async fn run(context: Context, mut driver: Driver, options: Options, stop: CancellationToken) {
+pub async fn run(context: Context, mut driver: Driver, mut options: Options, stop: CancellationToken) {
     driver.client = driver.client.with_deadline(options.deadline);
     let can = abilities(&driver);
-    let observed = observe::Observed::new(&context.caches, can.knows_topology);
+    if let Some(local) = &options.local {
+        let Some(place) = driver.place(&stop).await else { return };
+        options.choices.local = Some(Local { node: local.node.clone(), place, immediate: local.immediate });
+    }
+    let observed = observe::Observed::new(&context.caches, can.knows_topology && options.local.is_none());
     tokio::select! {
         () = stop.cancelled() => return,
         () = observed.synced() => {}
@@ -101,7 +131,11 @@ pub async fn run(context: Context, mut driver: Driver, options: Options, stop: C
     let ledger = Ledger::inheriting(&observed.claims.all());
     wake(&observed, &queues);
     let recorder = Recorder::new(context.client.clone(), &driver.name, context.clock.clone());
-    let identity = format!("{}-{}-{}", context.clock.now().as_millisecond(), std::process::id() % 10_000, driver.name);
+    let mut identity =
+        format!("{}-{}-{}", context.clock.now().as_millisecond(), std::process::id() % 10_000, driver.name);
+    if let Some(local) = &options.local {
+        identity = format!("{identity}-{}", local.node);
+    }
     let at_once = options.at_once;
     let (can, options) = (Arc::new(can), Arc::new(options));
     let provisioner = Provisioner { context, driver, can, options, observed, recorder, ledger, identity };

@@ -69,6 +69,9 @@ impl Observed {
     }
 
     fn source(&self, claim: &PersistentVolumeClaim) -> Source {
+        if source::is_elsewhere(claim) {
+            return Source::Elsewhere;
+        }
         if let Some(key) = source::cloned(claim) {
             let source = self.claims.get(&key);
             let volume = source.as_deref().and_then(volume_name).and_then(|name| self.volumes.named(name));
@@ -124,12 +127,17 @@ impl Provisioner {
             attached_to,
             driver: self.driver.name.clone(),
             deletes_volumes: self.can.creates_volumes,
+            local: self.options.choices.local.clone(),
         })
     }
 
     /// What the outline names. Most name nothing, and then nothing is asked.
     pub(super) async fn fetch(&self, seen: &ClaimSeen, outline: &Outline) -> Result<Fetched, WriteError> {
-        let mut fetched = Fetched { nodes: self.observed.nodes(&self.driver.name), ..Fetched::default() };
+        let nodes = match &self.options.choices.local {
+            Some(local) => vec![local.seen()],
+            None => self.observed.nodes(&self.driver.name),
+        };
+        let mut fetched = Fetched { nodes, ..Fetched::default() };
         if let Source::Snapshot(key) = &seen.source {
             fetched.snapshot = self.snapshot(key).await?;
         }

@@ -4,6 +4,7 @@
 //! had to be fetched for it. Most claims need nothing fetched.
 
 pub mod aftermath;
+pub mod local;
 pub mod outline;
 pub mod record;
 pub mod secrets;
@@ -19,9 +20,11 @@ use std::sync::Arc;
 use cleat_api::claim::{self, waits_for_consumer};
 use cleat_api::key::Meta as _;
 use cleat_api::keys::{annotation, finalizer};
+use cleat_api::migrate;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::StorageClass;
 
+pub use local::Local;
 pub use outline::{Fetched, Outline, Plan};
 pub use source::Source;
 
@@ -35,6 +38,13 @@ pub struct Abilities {
     pub modifies_volumes: bool,
     pub tells_writers_apart: bool,
     pub knows_topology: bool,
+}
+
+impl Abilities {
+    /// The name is the driver's, or that of the old plugin it took over from.
+    pub fn serves(&self, provisioner: &str) -> bool {
+        provisioner == self.driver || migrate::driver_of(provisioner) == Some(&self.driver)
+    }
 }
 
 /// What the operator of the provisioner chose.
@@ -52,6 +62,8 @@ pub struct Choices {
     pub immediate_topology: bool,
     pub publish_read_only: bool,
     pub prevent_volume_mode_conversion: bool,
+    /// The provisioner serves one node only, and others serve the others.
+    pub local: Option<Local>,
 }
 
 impl Default for Choices {
@@ -65,6 +77,7 @@ impl Default for Choices {
             immediate_topology: true,
             publish_read_only: false,
             prevent_volume_mode_conversion: true,
+            local: None,
         }
     }
 }
@@ -103,6 +116,8 @@ pub enum ClaimDecision {
     /// Call again as before, until the outcome is certain.
     Repeat(Arc<Plan>),
     Provision(Box<Outline>),
+    /// No node was chosen for the claim: whoever is first to choose its own serves it.
+    Compete,
     /// No volume is in the making, and none will be: the claim may go.
     LetGo,
 }
@@ -137,12 +152,20 @@ pub fn claim(seen: &ClaimSeen, can: &Abilities, choices: &Choices) -> ClaimDecis
     if let (false, Some(plan)) = (seen.volume_exists, &seen.pending) {
         return ClaimDecision::Repeat(plan.clone());
     }
+    // Another provisioner may be waiting for its driver's answer, and its hold looks like ours.
+    if !is_asked(&seen.claim, can) || is_of_another_node(&seen.claim, choices) {
+        return ClaimDecision::Nothing;
+    }
     // A claim is let go by the write that points it at the volume made for it; any other is let go here.
     if over && (seen.volume_exists || !(held && seen.inherited)) {
         return if held { ClaimDecision::LetGo } else { ClaimDecision::Nothing };
     }
     match serve(seen, can, choices) {
-        ClaimDecision::Refuse(_) | ClaimDecision::Wait(Wait::ForPopulator | Wait::ForFirstConsumer) if over => {
+        ClaimDecision::Refuse(_)
+        | ClaimDecision::Compete
+        | ClaimDecision::Wait(Wait::ForPopulator | Wait::ForFirstConsumer)
+            if over =>
+        {
             ClaimDecision::LetGo
         }
         ClaimDecision::Wait(Wait::ClassMissing) if over => ClaimDecision::Wait(Wait::InDoubt),
@@ -150,24 +173,48 @@ pub fn claim(seen: &ClaimSeen, can: &Abilities, choices: &Choices) -> ClaimDecis
     }
 }
 
-fn serve(seen: &ClaimSeen, can: &Abilities, choices: &Choices) -> ClaimDecision {
-    let meta = &seen.claim.metadata;
+/// The binder asks the driver for a volume, or has asked the old plugin and then told who took over.
+fn is_asked(claim: &PersistentVolumeClaim, can: &Abilities) -> bool {
+    let meta = &claim.metadata;
     let keys = [annotation::STORAGE_PROVISIONER, annotation::STORAGE_PROVISIONER_BETA];
+    let moved = meta.annotation(annotation::MIGRATED_TO) == Some(&can.driver);
     let asked = keys.into_iter().find_map(|key| meta.annotation(key));
-    if asked != Some(&can.driver) || seen.volume_exists {
+    asked.is_some_and(|name| name == can.driver || (moved && can.serves(name)))
+}
+
+fn is_of_another_node(claim: &PersistentVolumeClaim, choices: &Choices) -> bool {
+    let ours = choices.local.as_ref().map(|local| local.node.as_str());
+    ours.is_some_and(|ours| selected_node(claim).is_some_and(|node| node != ours))
+}
+
+fn serve(seen: &ClaimSeen, can: &Abilities, choices: &Choices) -> ClaimDecision {
+    if seen.volume_exists {
         return ClaimDecision::Nothing;
     }
     let Some(class) = &seen.class else { return ClaimDecision::Wait(Wait::ClassMissing) };
-    if class.provisioner != can.driver {
+    if !can.serves(&class.provisioner) {
         return ClaimDecision::Nothing;
     }
-    if waits_for_consumer(class) && selected_node(&seen.claim).is_none() {
+    let class = match migrate::class(class) {
+        Ok(class) => class,
+        Err(error) => return ClaimDecision::Refuse(error.to_string()),
+    };
+    match choices.local.as_ref().map(|local| local.turn(&seen.claim, &class, can, choices)) {
+        None | Some(local::Turn::Ours) => {}
+        Some(local::Turn::Open) => return ClaimDecision::Compete,
+        Some(local::Turn::NotOurs) => return ClaimDecision::Nothing,
+    }
+    if waits_for_consumer(&class) && selected_node(&seen.claim).is_none() {
         return ClaimDecision::Wait(Wait::ForFirstConsumer);
     }
-    if seen.source == Source::Other {
-        return ClaimDecision::Wait(Wait::ForPopulator);
+    match seen.source {
+        Source::Other => return ClaimDecision::Wait(Wait::ForPopulator),
+        Source::Elsewhere => {
+            return ClaimDecision::Refuse("sources in other namespaces are not supported".to_owned());
+        }
+        Source::Nothing | Source::Claim { .. } | Source::Snapshot(_) => {}
     }
-    match outline::outline(seen, class, can, choices) {
+    match outline::outline(seen, &class, can, choices) {
         Ok(outline) => ClaimDecision::Provision(Box::new(outline)),
         Err(why) => ClaimDecision::Refuse(why),
     }

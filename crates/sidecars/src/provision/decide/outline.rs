@@ -9,7 +9,7 @@ use cleat_api::keys::CSI_PARAMETER_PREFIX;
 use cleat_csi::v1::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use cleat_csi::v1::volume_content_source as content;
 use cleat_csi::v1::{CapacityRange, CreateVolumeRequest, VolumeCapability, VolumeContentSource};
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, TopologySelectorTerm};
 use k8s_openapi::api::storage::v1::{StorageClass, VolumeAttributesClass};
 
 use super::secrets::{self, Secrets};
@@ -24,6 +24,8 @@ pub struct Outline {
     pub secrets: Secrets,
     /// The class of attributes whose parameters the driver is given.
     pub attributes: Option<String>,
+    /// Where volumes of the class may be.
+    pub allowed: Vec<TopologySelectorTerm>,
 }
 
 /// Everything that the volume's record needs beyond the driver's answer.
@@ -95,7 +97,7 @@ pub fn outline(seen: &ClaimSeen, class: &StorageClass, can: &Abilities, choices:
         restored: None,
         can_reschedule: can.knows_topology && selected_node(&seen.claim).is_some(),
     };
-    Ok(Outline { plan, secrets, attributes })
+    Ok(Outline { plan, secrets, attributes, allowed: class.allowed_topologies.clone().unwrap_or_default() })
 }
 
 fn able(seen: &ClaimSeen, can: &Abilities, wants_attributes: bool) -> Result<(), String> {
@@ -165,14 +167,13 @@ impl Outline {
     pub fn complete(
         self,
         seen: &ClaimSeen,
-        class: &StorageClass,
         fetched: Fetched,
         can: &Abilities,
         choices: &Choices,
     ) -> Result<Plan, Obstacle> {
         let mut plan = self.plan;
         let origin = match &seen.source {
-            Source::Nothing | Source::Other => None,
+            Source::Nothing | Source::Other | Source::Elsewhere => None,
             Source::Claim { name, claim, volume } => {
                 let handle = source::clone_handle(&seen.claim, &can.driver, name, claim.as_deref(), volume.as_deref());
                 plan.cloned = claim.as_ref().map(|c| Key::of(&c.metadata));
@@ -187,9 +188,8 @@ impl Outline {
         plan.request.volume_content_source = origin.map(|from| VolumeContentSource { r#type: Some(from) });
         if can.knows_topology {
             let name = seen.claim.metadata.name.as_deref().unwrap_or_default();
-            let allowed = class.allowed_topologies.as_deref().unwrap_or_default();
             plan.request.accessibility_requirements =
-                topology::requirement(name, selected_node(&seen.claim), allowed, &fetched.nodes, choices)?;
+                topology::requirement(name, selected_node(&seen.claim), &self.allowed, &fetched.nodes, choices)?;
         }
         if let Some(key) = &self.secrets.provision {
             let missing = || Obstacle::Later(format!("error getting secret {key}: not found"));

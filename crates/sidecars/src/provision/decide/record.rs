@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use cleat_api::claim::{claim_class, claim_mode};
 use cleat_api::keys::{PROVISIONER_IDENTITY, annotation, finalizer};
+use cleat_api::migrate::{self, MigrateError};
 use cleat_api::quantity::Quantity;
 use cleat_csi::v1::Volume;
 use k8s_openapi::api::core::v1::{
@@ -26,20 +27,21 @@ pub fn fault(plan: &Plan, volume: &Volume) -> Option<String> {
     (is_copy && volume.content_source.is_none()).then(|| "volume content source missing".to_owned())
 }
 
+/// A volume for a class of an old plugin is recorded in that plugin's form.
 pub fn record(
     claim: &PersistentVolumeClaim,
     plan: &Plan,
     driver: &str,
     identity: &str,
     volume: Volume,
-) -> PersistentVolume {
+) -> Result<PersistentVolume, MigrateError> {
     let wanted = plan.request.capacity_range.map_or(0, |range| range.required_bytes);
     let bytes = if volume.capacity_bytes == 0 { wanted } else { volume.capacity_bytes };
     let capacity = resource::Quantity(Quantity::from_bytes(bytes).to_string());
     let mut attributes = BTreeMap::from([(PROVISIONER_IDENTITY.to_owned(), identity.to_owned())]);
     attributes.extend(volume.volume_context);
     let spec = claim.spec.as_ref();
-    PersistentVolume {
+    let record = PersistentVolume {
         metadata: ObjectMeta {
             name: Some(plan.request.name.clone()),
             annotations: Some(annotations(plan)),
@@ -76,7 +78,8 @@ pub fn record(
             ..PersistentVolumeSpec::default()
         }),
         status: None,
-    }
+    };
+    migrate::back(&plan.provisioner, record)
 }
 
 fn annotations(plan: &Plan) -> BTreeMap<String, String> {

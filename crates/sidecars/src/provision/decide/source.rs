@@ -24,6 +24,8 @@ pub enum Source {
     Snapshot(Key),
     /// A kind that somebody else makes volumes from.
     Other,
+    /// Something in another namespace, whatever it is.
+    Elsewhere,
 }
 
 /// The kind of a claim's data source, with group and name. The newer field wins; the server keeps both alike.
@@ -35,8 +37,17 @@ fn reference(claim: &PersistentVolumeClaim) -> Option<(&str, &str, &str)> {
 }
 
 fn named(claim: &PersistentVolumeClaim, wanted: (&str, &str)) -> Option<Key> {
+    if is_elsewhere(claim) {
+        return None;
+    }
     let (kind, group, name) = reference(claim)?;
     ((kind, group) == wanted).then(|| Key { namespace: claim.metadata.namespace.clone(), name: name.to_owned() })
+}
+
+/// The source is in another namespace.
+pub fn is_elsewhere(claim: &PersistentVolumeClaim) -> bool {
+    let source = claim.spec.as_ref().and_then(|s| s.data_source_ref.as_ref());
+    source.and_then(|s| s.namespace.as_deref()).is_some_and(|namespace| !namespace.is_empty())
 }
 
 /// The claim that this one is to be a clone of.

@@ -16,7 +16,7 @@ use super::source::SnapshotSeen;
 use super::topology::NodeSeen;
 use super::*;
 
-fn able() -> Abilities {
+pub(super) fn able() -> Abilities {
     Abilities {
         driver: DRIVER.to_owned(),
         creates_volumes: true,
@@ -28,13 +28,13 @@ fn able() -> Abilities {
     }
 }
 
-fn asked(class: &str) -> PersistentVolumeClaim {
+pub(super) fn asked(class: &str) -> PersistentVolumeClaim {
     let mut claim = build::claim("ns", "c", Some(class), "5Gi");
     build::annotate(&mut claim.metadata, annotation::STORAGE_PROVISIONER, DRIVER);
     claim
 }
 
-fn seen(claim: PersistentVolumeClaim, class: Option<StorageClass>) -> ClaimSeen {
+pub(super) fn seen(claim: PersistentVolumeClaim, class: Option<StorageClass>) -> ClaimSeen {
     ClaimSeen {
         claim: Arc::new(claim),
         class: class.map(Arc::new),
@@ -62,9 +62,7 @@ fn decide(seen: &ClaimSeen) -> ClaimDecision {
 
 fn planned(seen: &ClaimSeen, fetched: Fetched, can: &Abilities, choices: &Choices) -> Result<Plan, Obstacle> {
     match claim(seen, can, choices) {
-        ClaimDecision::Provision(outline) => {
-            outline.complete(seen, seen.class.as_ref().unwrap(), fetched, can, choices)
-        }
+        ClaimDecision::Provision(outline) => outline.complete(seen, fetched, can, choices),
         ClaimDecision::Refuse(why) => Err(Obstacle::Final(why)),
         other => panic!("{other:?}"),
     }
@@ -237,7 +235,7 @@ fn a_claim_is_let_go_when_its_volume_is_certain() {
             ClaimDecision::Repeat(_) => "repeat",
             ClaimDecision::Provision(_) => "provision",
             ClaimDecision::Wait(Wait::InDoubt) => "wait",
-            ClaimDecision::Wait(_) | ClaimDecision::Refuse(_) => "other",
+            ClaimDecision::Wait(_) | ClaimDecision::Refuse(_) | ClaimDecision::Compete => "other",
         };
         assert_eq!(got, want, "{case}");
     }
@@ -490,7 +488,7 @@ fn the_record_says_what_was_asked_for_and_what_was_made() {
         accessible_topology: vec![Topology { segments: [("zone".to_owned(), "a".to_owned())].into() }],
         ..Volume::default()
     };
-    let pv = record::record(&claimed, &made, DRIVER, "me", volume);
+    let pv = record::record(&claimed, &made, DRIVER, "me", volume).unwrap();
     let spec = pv.spec.unwrap();
     let csi = spec.csi.unwrap();
     assert_eq!(pv.metadata.name.as_deref(), Some("pvc-uid-c"));

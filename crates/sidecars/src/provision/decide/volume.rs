@@ -5,10 +5,11 @@ use std::sync::Arc;
 use cleat_api::claim::{claim_ref, claim_ref_key, volume_phase};
 use cleat_api::key::{Key, Meta as _};
 use cleat_api::keys::{annotation, finalizer};
+use cleat_api::migrate;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 
-use super::secrets;
+use super::{Local, secrets};
 
 #[derive(Clone, Debug)]
 pub struct VolumeSeen {
@@ -19,6 +20,8 @@ pub struct VolumeSeen {
     pub class: Option<Arc<StorageClass>>,
     pub driver: String,
     pub deletes_volumes: bool,
+    /// The node whose volumes are ours to delete; all are if `None`.
+    pub local: Option<Local>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,10 +54,7 @@ pub enum Credentials {
 pub fn volume(seen: &VolumeSeen) -> VolumeDecision {
     let meta = &seen.volume.metadata;
     let Some(spec) = &seen.volume.spec else { return VolumeDecision::Nothing };
-    let Some(csi) = spec.csi.as_ref().filter(|csi| csi.driver == seen.driver) else {
-        return VolumeDecision::Nothing;
-    };
-    if meta.annotation(annotation::PROVISIONED_BY).is_some_and(|by| by != seen.driver) {
+    if !is_ours(seen) {
         return VolumeDecision::Nothing;
     }
     let held = meta.has_finalizer(finalizer::PROVISIONER);
@@ -62,17 +62,33 @@ pub fn volume(seen: &VolumeSeen) -> VolumeDecision {
     match volume_phase(&seen.volume) {
         _ if held && !deletes => VolumeDecision::Release,
         "Released" if deletes && (held || !meta.is_deleting()) => match seen.attached_to.first() {
+            _ if seen.local.as_ref().is_some_and(|local| !local.reaches(&seen.volume)) => VolumeDecision::Nothing,
             _ if !seen.deletes_volumes => {
                 VolumeDecision::Refuse(format!("driver {:?} does not delete volumes", seen.driver))
             }
             Some(node) => VolumeDecision::WaitForDetach(node.clone()),
-            None => match credentials(seen) {
-                Ok(secret) => VolumeDecision::Delete { handle: csi.volume_handle.clone(), secret },
-                Err(why) => VolumeDecision::Refuse(why),
+            None => match (migrate::csi(&seen.volume), credentials(seen)) {
+                (Ok(Some(csi)), Ok(secret)) => VolumeDecision::Delete { handle: csi.volume_handle.clone(), secret },
+                (Ok(None), _) => VolumeDecision::Nothing,
+                (Ok(Some(_)), Err(why)) => VolumeDecision::Refuse(why),
+                (Err(error), _) => VolumeDecision::Refuse(error.to_string()),
             },
         },
         "Bound" if deletes && !held && !meta.is_deleting() => VolumeDecision::Hold,
         _ => VolumeDecision::Nothing,
+    }
+}
+
+/// Made by the driver or for the old plugin that it took over from; or an administrator's volume of one of them.
+fn is_ours(seen: &VolumeSeen) -> bool {
+    let meta = &seen.volume.metadata;
+    match (meta.annotation(annotation::PROVISIONED_BY), seen.volume.spec.as_ref().and_then(|s| s.csi.as_ref())) {
+        (Some(by), csi) => {
+            let is_drivers = csi.is_none_or(|csi| csi.driver == seen.driver);
+            is_drivers && (by == seen.driver || migrate::driver_of(by) == Some(&seen.driver))
+        }
+        (None, Some(csi)) => csi.driver == seen.driver,
+        (None, None) => meta.annotation(annotation::MIGRATED_TO) == Some(&seen.driver),
     }
 }
 
@@ -119,6 +135,7 @@ mod tests {
             class: class.map(Arc::new),
             driver: DRIVER.to_owned(),
             deletes_volumes: true,
+            local: None,
         }
     }
 
@@ -155,9 +172,45 @@ mod tests {
         ] {
             assert_eq!(volume(&volume_seen(v, nodes, None)), want, "{case}");
         }
+        let elsewhere =
+            Local { node: "n1".to_owned(), place: Some([("zone".to_owned(), "a".to_owned())].into()), immediate: true };
+        let at = |zone: &str| {
+            let mut v = released("Released", "Delete", true);
+            let place = cleat_csi::v1::Topology { segments: [("zone".to_owned(), zone.to_owned())].into() };
+            v.spec.as_mut().unwrap().node_affinity = super::super::topology::affinity(&[place]);
+            VolumeSeen { local: Some(elsewhere.clone()), ..volume_seen(v, &[], None) }
+        };
+        assert_eq!(volume(&at("b")), VolumeDecision::Nothing, "another node's to delete");
+        assert_eq!(volume(&at("a")), delete, "our node's");
         let unable =
             VolumeSeen { deletes_volumes: false, ..volume_seen(released("Released", "Delete", true), &[], None) };
         assert!(matches!(volume(&unable), VolumeDecision::Refuse(_)));
+    }
+
+    #[test]
+    fn volumes_of_an_old_plugin_are_deleted_by_the_driver_that_took_over() {
+        let old = |by: Option<&str>, told: bool, id: &str| {
+            let mut v = released("Released", "Delete", true);
+            let spec = v.spec.as_mut().unwrap();
+            spec.csi = None;
+            spec.aws_elastic_block_store = Some(serde_json::from_value(serde_json::json!({ "volumeID": id })).unwrap());
+            by.into_iter().for_each(|by| build::annotate(&mut v.metadata, annotation::PROVISIONED_BY, by));
+            if told {
+                build::annotate(&mut v.metadata, annotation::MIGRATED_TO, "ebs.csi.aws.com");
+            }
+            VolumeSeen { driver: "ebs.csi.aws.com".to_owned(), ..volume_seen(v, &[], None) }
+        };
+        let plugin = Some("kubernetes.io/aws-ebs");
+        let delete = VolumeDecision::Delete { handle: "vol-1".to_owned(), secret: Credentials::None };
+        for (case, seen, want) in [
+            ("made for it", old(plugin, true, "vol-1"), delete.clone()),
+            ("made for another", old(Some("kubernetes.io/gce-pd"), true, "vol-1"), VolumeDecision::Nothing),
+            ("an administrator's, handed over", old(None, true, "vol-1"), delete),
+            ("an administrator's", old(None, false, "vol-1"), VolumeDecision::Nothing),
+        ] {
+            assert_eq!(volume(&seen), want, "{case}");
+        }
+        assert!(matches!(volume(&old(plugin, true, "aws://x/y/z")), VolumeDecision::Refuse(_)), "no such disk");
     }
 
     #[test]
