@@ -236,6 +236,7 @@ fn a_claim_is_let_go_when_its_volume_is_certain() {
         ("going, a call in doubt", pending(seen(plain(true), fast())), "repeat"),
         ("going, a call in doubt, and now recorded", recorded(pending(seen(plain(true), fast()))), "let go"),
         ("going, an earlier provisioner may have called", inherited(seen(plain(true), fast())), "provision"),
+        ("that, and its volume is recorded", recorded(inherited(seen(plain(true), fast()))), "let go"),
         ("that, and it would have been refused", inherited(seen(selecting, fast())), "let go"),
         ("that, and no node was chosen", inherited(seen(plain(true), Some(waiting))), "let go"),
         ("that, and its class is gone", inherited(seen(plain(true), None)), "wait"),
