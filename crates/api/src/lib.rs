@@ -6,6 +6,7 @@ pub mod access;
 pub mod build;
 pub mod claim;
 pub mod condition;
+pub mod flex;
 pub mod key;
 pub mod keys;
 pub mod matching;

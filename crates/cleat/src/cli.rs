@@ -59,6 +59,9 @@ pub struct UpArgs {
     /// service. Without this they are detached after six minutes.
     #[arg(long)]
     pub disable_force_detach_on_timeout: bool,
+    /// Where FlexVolume drivers lie, as `vendor~driver/driver`. Without this: `flexvolume` in the data directory.
+    #[arg(long, value_name = "DIR")]
+    pub flex_volume_plugin_dir: Option<PathBuf>,
     /// Leaves a part of the stack to a program of its own, such as `cleat csi-provisioner`.
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     pub without: Vec<crate::up::Part>,

@@ -23,6 +23,7 @@ const STACK: &[&str] = &[
     "publish:volume-held",
     "publish:attachment-held",
     "publish:published",
+    "publish:confirmed",
     "attach:reported",
     "node:in-use-reported",
     "node:stage-recorded",
@@ -35,6 +36,8 @@ const STACK: &[&str] = &[
     "attach:unreported",
     "attach:detach-requested",
     "publish:unpublished",
+    "publish:let-go",
+    "publish:volume-let-go",
     "provision:volume-deleted",
 ];
 

@@ -113,7 +113,7 @@ fn a_pod_that_fits_nowhere_says_why_and_goes_when_the_cause_does() {
 
     stack.kubectl(&["taint", "nodes", "node-1", "node-2", "gpu=yes:NoSchedule"]);
     stack.apply(&pod("intolerant", &[], ""));
-    wait_refused(&stack, "intolerant", "0/2 nodes are available: 2 node(s) had untolerated taint {gpu: yes}.");
+    wait_refused(&stack, "intolerant", "0/2 nodes are available: 2 node(s) had untolerated taint(s).");
     stack.kubectl(&["taint", "nodes", "node-2", "gpu-"]);
     assert_eq!(wait_scheduled(&stack, "intolerant"), "node-2");
     stack.kubectl(&["taint", "nodes", "node-1", "gpu-"]);
@@ -152,6 +152,98 @@ fn an_exclusive_claim_goes_from_one_pod_to_the_next() {
     wait_refused(&stack, "second", taken);
     stack.delete("pod/first");
     stack.wait_mounted("second");
+}
+
+/// The volumes a node takes are counted where its driver says how many there may be.
+#[test]
+fn a_node_takes_as_many_volumes_as_its_driver_says() {
+    let machine = Machine::new();
+    let stack = Stack::start(&machine, 1);
+    // A node of which only the objects exist, with another driver: nobody writes its CSINode.
+    stack.apply(&limited_node());
+    // Nobody sends its heartbeats either.
+    let there = "  nodeSelector: {only: limited}\n  tolerations: [{operator: Exists}]";
+    for name in ["a", "b", "c"] {
+        stack.apply(&format!(
+            "apiVersion: v1\nkind: PersistentVolume\nmetadata: {{name: {name}}}\nspec:\n  accessModes: [ReadWriteOnce]\n  \
+             capacity: {{storage: 1Gi}}\n  storageClassName: few\n  claimRef: {{namespace: default, name: {name}}}\n  csi: \
+             {{driver: few.example.com, volumeHandle: handle-{name}}}\n---\n"
+        ));
+        stack.apply(&claim(name, "few", "ReadWriteOnce"));
+        stack.wait_bound(name);
+    }
+    stack.apply(&pod("one", &["a"], there));
+    assert_eq!(wait_scheduled(&stack, "one"), "limited");
+    stack.apply(&pod("same", &["a"], there));
+    assert_eq!(wait_scheduled(&stack, "same"), "limited", "a volume counts once");
+    stack.apply(&pod("two", &["b"], there));
+    assert_eq!(wait_scheduled(&stack, "two"), "limited");
+    stack.apply(&pod("three", &["c"], there));
+    let full = "0/2 nodes are available: 1 node(s) didn't match Pod's node affinity/selector, 1 node(s) exceed max volume count.";
+    wait_refused(&stack, "three", full);
+    // The driver takes more from now on.
+    let more = r#"[{"op": "replace", "path": "/spec/drivers/0/allocatable/count", "value": 3}]"#;
+    stack.kubectl(&["patch", "csinode", "limited", "--type=json", "-p", more]);
+    assert_eq!(wait_scheduled(&stack, "three"), "limited");
+}
+
+fn limited_node() -> String {
+    "apiVersion: v1\nkind: Node\nmetadata:\n  name: limited\n  labels: {only: limited}\nstatus:\n  allocatable: {cpu: '4', memory: \
+     8Gi, pods: '110'}\n  conditions: [{type: Ready, status: 'True'}]\n---\napiVersion: storage.k8s.io/v1\nkind: CSINode\nmetadata: \
+     {name: limited}\nspec:\n  drivers: [{name: few.example.com, nodeID: limited, topologyKeys: [], allocatable: {count: 2}}]\n\
+     ---\napiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: few}\nprovisioner: kubernetes.io/no-provisioner\n---\n"
+        .to_owned()
+}
+
+/// The labels of old: a volume says in them where it is.
+#[test]
+fn a_pod_goes_to_the_zone_that_its_volume_is_labelled_with() {
+    let machine = Machine::new();
+    let stack = Stack::start(&machine, 2);
+    wait_nodes(&stack);
+    let zoned = |name: &str, label: &str| {
+        format!(
+            "apiVersion: v1\nkind: PersistentVolume\nmetadata: {{name: {name}, labels: {{{label}}}}}\nspec:\n  accessModes: \
+             [ReadWriteOnce]\n  capacity: {{storage: 1Gi}}\n  storageClassName: ''\n  claimRef: {{namespace: default, name: {name}}}\n  \
+             nfs: {{server: example.com, path: /}}\n---\n"
+        )
+    };
+    stack.kubectl(&["label", "node/node-1", "topology.kubernetes.io/zone=east"]);
+    stack.kubectl(&["label", "node/node-2", "topology.kubernetes.io/zone=west"]);
+    for (name, label) in [
+        ("west", "topology.kubernetes.io/zone: west"),
+        ("set", "failure-domain.beta.kubernetes.io/zone: north__east"),
+        ("north", "topology.kubernetes.io/zone: north"),
+    ] {
+        stack.apply(&(zoned(name, label) + &claim(name, "''", "ReadWriteOnce")));
+        stack.wait_bound(name);
+    }
+    stack.apply(&(pod("p", &["west"], "") + &pod("q", &["set"], "") + &pod("r", &["north"], "")));
+    assert_eq!(wait_scheduled(&stack, "p"), "node-2");
+    assert_eq!(wait_scheduled(&stack, "q"), "node-1");
+    wait_refused(&stack, "r", "0/2 nodes are available: 2 node(s) had no available volume zone.");
+    stack.kubectl(&["label", "--overwrite", "node/node-2", "topology.kubernetes.io/zone=north"]);
+    assert_eq!(wait_scheduled(&stack, "r"), "node-2");
+}
+
+/// A pod behind gates says so from its first moment, and goes when the last gate is open.
+#[test]
+fn a_gated_pod_waits_for_its_gates() {
+    let machine = Machine::new();
+    let stack = Stack::start(&machine, 2);
+    wait_nodes(&stack);
+    stack.apply(&pod("held", &[], "  schedulingGates: [{name: example.com/a}, {name: example.com/b}]"));
+    let scheduled = "{.status.conditions[?(@.type==\"PodScheduled\")]['status','reason','message']}";
+    let said = "False SchedulingGated Scheduling is blocked due to non-empty scheduling gates";
+    assert_eq!(stack.field("pod/held", scheduled), said);
+    let open = r#"[{"op": "remove", "path": "/spec/schedulingGates/0"}]"#;
+    stack.kubectl(&["patch", "pod/held", "--type=json", "-p", open]);
+    // Another pod's whole way shows that the scheduler has looked.
+    stack.apply(&pod("free", &[], ""));
+    wait_scheduled(&stack, "free");
+    assert_eq!(stack.field("pod/held", scheduled), said);
+    stack.kubectl(&["patch", "pod/held", "--type=json", "-p", open]);
+    wait_scheduled(&stack, "held");
 }
 
 /// Nobody serves the class; the test itself does what a provisioner does that has no room for the node.

@@ -134,7 +134,17 @@ async fn a_silent_node_loses_its_pods_in_time() {
     rig.add_node().await;
     rig.node_until("a ready node has no taint", |n| taints(n).is_empty()).await;
     let pod = rig.add_pod("p").await;
+    let ready = json!({"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "Up"}, {"type": "Mine",
+        "status": "True"}]}});
+    rig.pods().patch_status("p", &PatchParams::default(), &Patch::Merge(ready)).await.unwrap();
     rig.pass(lifecycle::decide::GRACE.as_secs() + 5).await;
+    let unready = |pod: Option<&Pod>| {
+        let conditions = pod.and_then(|pod| pod.status.as_ref()?.conditions.clone()).unwrap_or_default();
+        let said = conditions.iter().map(|c| (c.type_.as_str(), c.status.as_str(), c.reason.as_deref()));
+        said.eq([("Ready", "False", Some("Up")), ("Mine", "True", None)])
+    };
+    let reached = await_condition(rig.pods(), "p", unready);
+    tokio::time::timeout(WAIT, reached).await.expect("nobody may rely on the pod").unwrap();
     let unreachable = [(taint::UNREACHABLE, "NoSchedule"), (taint::UNREACHABLE, "NoExecute")];
     rig.node_until("a silent node is unreachable", |n| taints(n) == unreachable).await;
     rig.node_until("and Unknown", |n| node_ready(n) == Some("Unknown")).await;

@@ -283,6 +283,10 @@ impl<K> Index<K> {
         let keys = state.indexes[self.position].keys.get(term);
         keys.into_iter().flatten().filter_map(|key| state.objects.get(key).cloned()).collect()
     }
+
+    pub fn has(&self, term: &str) -> bool {
+        self.cache.0.state.read().indexes[self.position].keys.contains_key(term)
+    }
 }
 
 #[cfg(test)]
@@ -396,7 +400,7 @@ mod tests {
         cache.arrived(pod("b", 2, "n1"));
         cache.arrived(pod("a", 3, "n2"));
         cache.departed(&key("b"), 4);
-        assert!(by_node.get("n1").is_empty());
+        assert!(by_node.get("n1").is_empty() && !by_node.has("n1") && by_node.has("n2"));
         assert_eq!(by_node.get("n2").len(), 1);
     }
 

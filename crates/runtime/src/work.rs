@@ -58,7 +58,8 @@ pub async fn work<K, E, F, Fut>(
         };
         meter.taken(waited, queue.len());
         let span = info_span!("reconcile", controller = name, key = ?key);
-        let task = reconcile(key.clone());
+        // A reconcile is a large future: it is moved once, to where it stays.
+        let task = Box::pin(reconcile(key.clone()));
         let turn = Turn { queue: queue.clone(), key, finished: false };
         let (meter, limit) = (meter.clone(), limit.clone());
         running.spawn(

@@ -10,6 +10,8 @@ pub enum Failure {
     Write(#[from] WriteError),
     #[error(transparent)]
     Call(#[from] CallError),
+    #[error(transparent)]
+    Flex(#[from] cleat_flex::CallError),
     /// Not tried at all; what stands in the way, in words for the user.
     #[error("{0}")]
     Refused(String),
@@ -19,7 +21,7 @@ impl From<&Failure> for Severity {
     fn from(failure: &Failure) -> Self {
         match failure {
             Failure::Write(error) => error.into(),
-            Failure::Call(_) | Failure::Refused(_) => Self::Warning,
+            Failure::Call(_) | Failure::Flex(_) | Failure::Refused(_) => Self::Warning,
         }
     }
 }

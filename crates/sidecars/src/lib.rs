@@ -1,8 +1,10 @@
-//! What stands between API objects and a CSI driver: provision, capacity, publish, register.
+//! What stands between API objects and a driver: provision, capacity, publish and register for CSI, callout for FlexVolume.
 //!
-//! Each stage has the same four files as a controller; stages never import each other. A stage serves one driver and
-//! ignores the objects of all others.
+//! Each stage has the same four files as a controller; stages never import each other. A stage of CSI serves one
+//! driver and ignores the objects of all others.
 
+mod attachment;
+pub mod callout;
 pub mod capacity;
 pub mod driver;
 pub mod failure;

@@ -23,6 +23,7 @@ const CRATES: &[(&str, May)] = &[
     ("crash", Only(&[])),
     ("csi", Only(&["crash"])),
     ("drivers", NotImport(&["api", "apiserver", "controllers", "node", "runtime", "sidecars", "store"])),
+    ("flex", Only(&["crash"])),
     ("host", Only(&["crash"])),
     ("node", NotImport(&["apiserver", "controllers", "drivers", "sidecars", "store"])),
     ("runtime", Only(&["api", "crash"])),

@@ -102,7 +102,7 @@ const COMPONENTS: &[(&str, &[Rule])] = &[
         "system:cleat:node-lifecycle",
         &[
             (CORE, &["nodes"], &["get", "patch"]),
-            (CORE, &["nodes/status"], &["patch"]),
+            (CORE, &["nodes/status", "pods/status"], &["patch"]),
             (CORE, &["pods"], &["delete"]),
             EVENTS,
         ],
@@ -139,6 +139,7 @@ const COMPONENTS: &[(&str, &[Rule])] = &[
             (CORE, &["secrets"], &["get"]),
         ],
     ),
+    ("system:cleat:flex-attacher", &[(STORAGE, &["volumeattachments", "volumeattachments/status"], &["patch"])]),
 ];
 
 const VIEW: &[Rule] = &[

@@ -53,13 +53,15 @@ pub(crate) struct Applied {
 /// An ordinary write: whoever it is takes what changes.
 pub(super) fn update(found: &Difference, mut owners: Owners, who: &Identity, now: Timestamp) -> Owners {
     // Whoever else had it, and the writer itself through what is gone.
-    let taken = changed(found);
+    let mut taken = changed(found);
     for owner in owners.others_mut(who) {
-        owner.set = owner.set.difference(&taken).difference(&found.removed);
+        owner.set.subtract(&taken);
+        owner.set.subtract(&found.removed);
     }
-    let taken = taken.difference(&UNOWNED_SET);
-    let before = owners.find(who).map(|o| o.set.difference(&found.removed)).unwrap_or_default();
-    owners.set(who, before.union(&taken));
+    taken.subtract(&UNOWNED_SET);
+    let mut own = owners.find_mut(who).map(|o| std::mem::take(&mut o.set)).unwrap_or_default();
+    own.subtract(&found.removed);
+    owners.set(who, own.union(&taken));
     if !taken.is_empty()
         && let Some(owner) = owners.find_mut(who)
     {

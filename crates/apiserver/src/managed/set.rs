@@ -73,6 +73,18 @@ impl FieldSet {
         self
     }
 
+    /// Takes the places of the other set out, in place. What is below such a place stays.
+    pub(crate) fn subtract(&mut self, other: &Self) {
+        for (step, theirs) in &other.0 {
+            let Some(ours) = self.0.get_mut(step) else { continue };
+            ours.member &= !theirs.member;
+            ours.below.subtract(&theirs.below);
+            if ours.is_empty() {
+                self.0.remove(step);
+            }
+        }
+    }
+
     pub(crate) fn intersection(&self, other: &Self) -> Self {
         self.combined(other, |ours, theirs| Node {
             member: ours.member && theirs.is_some_and(|t| t.member),
@@ -285,6 +297,11 @@ mod tests {
             ("or with it", a.without_trees(&FieldSet::of(&[&["a"]])), json!({ "f:b": {} })),
         ] {
             assert_eq!(got.to_value(), want, "{case}");
+        }
+        for other in [&a, &b, &set(json!({ "f:a": {} })), &set(json!({ "f:a": { "f:x": {}, "f:y": {} } }))] {
+            let mut left = a.clone();
+            left.subtract(other);
+            assert_eq!(left, a.difference(other), "in place");
         }
     }
 

@@ -190,3 +190,14 @@ fn immutable<T: PartialEq + serde::Serialize>(path: &str, new: &T, old: &T, erro
         errors.push(FieldError::invalid(path, new, "field is immutable"));
     }
 }
+
+/// Keys of Kubernetes' own are what it tells drivers itself.
+fn check_flex_options(path: &str, options: Option<&BTreeMap<String, String>>, errors: &mut Vec<FieldError>) {
+    for key in options.into_iter().flat_map(BTreeMap::keys) {
+        let namespace = format!(".{}", key.split('/').next().unwrap_or_default().to_lowercase());
+        if [".kubernetes.io", ".k8s.io"].iter().any(|reserved| namespace.ends_with(reserved)) {
+            let why = "kubernetes.io and k8s.io namespaces are reserved";
+            errors.push(FieldError::invalid(format!("{path}[{key}]"), key, why));
+        }
+    }
+}

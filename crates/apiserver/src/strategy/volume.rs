@@ -7,7 +7,10 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::Value;
 
-use super::{canonical, check_access_modes, check_choice, check_storage, immutable, or_unset, short_access_modes};
+use super::{
+    canonical, check_access_modes, check_choice, check_flex_options, check_storage, immutable, or_unset,
+    short_access_modes,
+};
 use crate::descriptor::Descriptor;
 use crate::field::FieldError;
 use crate::kind::Strategy;
@@ -245,6 +248,12 @@ fn check_source(spec: &PersistentVolumeSpec, errors: &mut Vec<FieldError>) {
             check_secret(&format!("spec.csi.{name}"), reference.as_ref(), errors);
         }
     }
+    if let Some(flex) = &spec.flex_volume {
+        if flex.driver.is_empty() {
+            errors.push(FieldError::required("spec.flexVolume.driver", ""));
+        }
+        check_flex_options("spec.flexVolume.options", flex.options.as_ref(), errors);
+    }
     if let Some(path) = &spec.host_path {
         if path.path.is_empty() {
             errors.push(FieldError::required("spec.hostPath.path", ""));
@@ -342,6 +351,12 @@ mod tests {
                 "unknown policy",
                 json!({ "persistentVolumeReclaimPolicy": "Burn" }),
                 "spec.persistentVolumeReclaimPolicy",
+            ),
+            ("flex without a driver", json!({ "csi": null, "flexVolume": {} }), "spec.flexVolume.driver"),
+            (
+                "a flex option with a key of Kubernetes' own",
+                json!({ "csi": null, "flexVolume": { "driver": "d", "options": { "Kubernetes.io/fsType": "x" } } }),
+                "spec.flexVolume.options[Kubernetes.io/fsType]",
             ),
             ("local without affinity", json!({ "csi": null, "local": { "path": "/x" } }), "spec.nodeAffinity"),
         ] {

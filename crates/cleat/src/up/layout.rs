@@ -21,6 +21,16 @@ impl Layout {
         self.root.join("pool")
     }
 
+    /// FlexVolume drivers, unless they lie elsewhere.
+    pub fn flex_drivers(&self) -> PathBuf {
+        self.root.join("flexvolume")
+    }
+
+    /// The marks of FlexVolume drivers' calls under way.
+    pub fn flex_calls(&self) -> PathBuf {
+        self.root.join("flexvolume-calls")
+    }
+
     pub fn controller_socket(&self) -> PathBuf {
         self.root.join("controller.sock")
     }

@@ -19,6 +19,7 @@ use cleat_apiserver::ApiServer;
 use cleat_controllers::attach;
 use cleat_csi::Endpoint;
 use cleat_drivers::block;
+use cleat_flex::Drivers;
 use cleat_runtime::{Caches, SystemClock};
 use cleat_sidecars::register::Announcement;
 use kube::Client;
@@ -37,6 +38,8 @@ pub struct Config {
     pub listen: SocketAddr,
     pub audit_log: Option<PathBuf>,
     pub encryption_key: Option<PathBuf>,
+    /// Where FlexVolume drivers lie, if not in the data directory.
+    pub flex_drivers: Option<PathBuf>,
     /// What becomes of volumes on nodes that say nothing any more.
     pub attach: attach::Policy,
     /// The `cleat` binary, which is also the driver.
@@ -65,6 +68,7 @@ impl Config {
             listen: ([127, 0, 0, 1], 0).into(),
             audit_log: None,
             encryption_key: None,
+            flex_drivers: None,
             attach: attach::Policy::default(),
             program: program.into(),
             driver_log: Some("error"),
@@ -90,13 +94,22 @@ pub async fn command(args: UpArgs) -> Result<()> {
     let program = std::env::current_exe().context("finding the cleat binary")?;
     let stop = CancellationToken::new();
     signals::cancel_on_end(stop.clone())?;
-    let UpArgs { data_dir, nodes, listen, audit_log, encryption_key, disable_force_detach_on_timeout, without } = args;
-    let attach = match disable_force_detach_on_timeout {
+    let attach = match args.disable_force_detach_on_timeout {
         true => attach::Policy { force_after: None },
         false => attach::Policy::default(),
     };
-    let config =
-        Config { data_dir, nodes, listen, audit_log, encryption_key, attach, program, driver_log: None, without };
+    let config = Config {
+        data_dir: args.data_dir,
+        nodes: args.nodes,
+        listen: args.listen,
+        audit_log: args.audit_log,
+        encryption_key: args.encryption_key,
+        flex_drivers: args.flex_volume_plugin_dir,
+        attach,
+        program,
+        driver_log: None,
+        without: args.without,
+    };
     let stack = Stack::start(config).await?;
     let (address, kubeconfig) = (stack.server.address(), stack.kubeconfig().display());
     say(&format!("cleat is up at https://{address}\n  export KUBECONFIG={kubeconfig}\n"));
@@ -141,7 +154,8 @@ impl Stack {
         stack.serving.spawn(async move { server.serve(stop).await });
         objects::ensure(&stack.client()).await?;
         stack.start_drivers(&config, &names)?;
-        stack.start_controllers(&config);
+        let flex = stack.start_flex_drivers(&config);
+        stack.start_controllers(&config, flex);
         stack.start_sidecars(&config, &names);
         stack.start_nodes(&names);
         info!(data = %stack.layout.root().display(), nodes = names.len(), "up");
@@ -197,7 +211,23 @@ impl Stack {
         Ok(())
     }
 
-    fn start_controllers(&mut self, config: &Config) {
+    /// The drivers themselves run only while they are called.
+    fn start_flex_drivers(&mut self, config: &Config) -> Drivers {
+        use cleat_sidecars::{Context, callout};
+        let directory = config.flex_drivers.clone().unwrap_or_else(|| self.layout.flex_drivers());
+        let drivers = Drivers::new(cleat_flex::Config::new(directory, self.layout.flex_calls()));
+        self.acting.spawn(drivers.clone().run(self.stop_acting.clone()));
+        let context = Context {
+            client: self.server.component("system:cleat:flex-attacher"),
+            caches: self.caches.clone(),
+            clock: Arc::new(SystemClock),
+        };
+        let options = callout::Options::default();
+        self.acting.spawn(callout::run(context, drivers.clone(), options, self.stop_acting.clone()));
+        drivers
+    }
+
+    fn start_controllers(&mut self, config: &Config, flex: Drivers) {
         use cleat_controllers::{Context, bind, collect, ephemeral, lifecycle, protect, schedule};
         let context = |user: &str| Context {
             client: self.server.component(user),
@@ -214,7 +244,7 @@ impl Stack {
         self.acting.spawn(lifecycle::run(context("system:cleat:node-lifecycle"), stop()));
         self.acting.spawn(protect::run(context("system:cleat:protector"), stop()));
         self.acting.spawn(schedule::run(context("system:cleat:scheduler"), stop()));
-        self.acting.spawn(attach::run(context("system:cleat:attach-detach"), config.attach, stop()));
+        self.acting.spawn(attach::run(context("system:cleat:attach-detach"), config.attach, flex, stop()));
     }
 
     fn start_sidecars(&mut self, config: &Config, nodes: &[String]) {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cleat_api::key::Key;
-use cleat_api::names;
+use cleat_api::{flex, names};
 use cleat_runtime::write::{self, Part, WriteError};
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Node;
@@ -12,7 +12,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tracing::{debug, info, warn};
 
 use super::Attacher;
-use super::decide::{ANSWER_WITHIN, Check, Detach, NodeDecision, NodeSeen, Source, VolumeDecision, VolumeSeen, Wait};
+use super::decide::{
+    ANSWER_WITHIN, Check, Detach, NodeDecision, NodeSeen, Source, Told, VolumeDecision, VolumeSeen, Wait, holders,
+};
 use super::observe::{in_use, reported};
 
 impl Attacher {
@@ -39,7 +41,7 @@ impl Attacher {
     }
 
     async fn attach(&self, seen: &VolumeSeen, node: &str, source: Source) -> Result<(), WriteError> {
-        let Some((driver, handle)) = names::split_unique_volume(&seen.unique) else {
+        let Some((driver, handle)) = flex::attacher_and_handle(&seen.unique) else {
             warn!(volume = seen.unique, "a volume whose handle holds a caret cannot be attached");
             return Ok(());
         };
@@ -96,24 +98,19 @@ impl Attacher {
         let message = match why {
             Wait::ForDriver(_) | Wait::ForDetach => return,
             Wait::Unanswered => {
-                let (driver, handle) = names::split_unique_volume(&seen.unique).unwrap_or_default();
-                format!(
-                    "AttachVolume.Attach failed for volume \"{volume}\" : timed out waiting for external-attacher of \
-                     {driver} CSI driver to attach volume {handle}"
-                )
+                format!("AttachVolume.Attach failed for volume \"{volume}\" : {}", unanswered(&seen.unique))
             }
             Wait::Failing(error) => format!("AttachVolume.Attach failed for volume \"{volume}\" : {error}"),
-            Wait::HeldElsewhere { pods, .. } if pods.is_empty() => format!(
-                "Waiting for detach for volume \"{volume}\" Volume is already exclusively attached to one node, waiting on \
-                 detach before it can be attached to another node"
-            ),
-            Wait::HeldElsewhere { pods, .. } => format!(
-                "Waiting for detach for volume \"{volume}\" Volume is already used by pod(s) {}",
-                pods.join(", ")
-            ),
+            Wait::HeldElsewhere { .. } => format!("Waiting for detach for volume \"{volume}\""),
         };
         for pod in self.observed.waiting(&seen.unique, node) {
-            self.recorder.warning(pod.as_ref(), "FailedAttachVolume", message.clone());
+            let message = match why {
+                Wait::HeldElsewhere { pods, .. } => {
+                    format!("{message} {}", holders(pods, pod.metadata.namespace.as_deref()))
+                }
+                _ => message.clone(),
+            };
+            self.recorder.warning(pod.as_ref(), "FailedAttachVolume", message);
         }
     }
 
@@ -128,18 +125,19 @@ impl Attacher {
         Ok(())
     }
 
-    async fn report(&self, seen: &NodeSeen, report: &[String]) -> Result<(), WriteError> {
-        let attached: Vec<_> =
-            report.iter().map(|name| serde_json::json!({ "name": name, "devicePath": "" })).collect();
+    async fn report(&self, seen: &NodeSeen, report: &[Told]) -> Result<(), WriteError> {
+        let entry = |told: &Told| serde_json::json!({ "name": told.unique, "devicePath": told.device });
+        let attached: Vec<_> = report.iter().map(entry).collect();
         let patch = serde_json::json!({ "status": { "volumesAttached": attached } });
         let key = Key::cluster(seen.name.clone());
         let written = write::merge::<Node>(&self.context.client, Part::Status, &key, &patch).await;
         written.map(|node| self.observed.nodes.observe_write(node)).or_else(WriteError::absent_is_fine)?;
         info!(node = seen.name, attached = report.len(), "node told what is attached");
         let before = seen.reported.as_deref().unwrap_or_default();
-        let new: Vec<&String> = report.iter().filter(|name| !before.contains(name)).collect();
+        let is_new = |told: &&Told| !before.iter().any(|before| before.unique == told.unique);
+        let new: Vec<&Told> = report.iter().filter(is_new).collect();
         cleat_crash::point(if new.is_empty() { "attach:unreported" } else { "attach:reported" });
-        for unique in new {
+        for Told { unique, .. } in new {
             let volume = self.observed.shown(unique);
             for pod in self.observed.waiting(unique, &seen.name) {
                 let message = format!("AttachVolume.Attach succeeded for volume \"{volume}\" ");
@@ -154,7 +152,7 @@ impl Attacher {
         let used = live.as_ref().map(in_use).unwrap_or_default();
         let told = live.as_ref().map(reported).unwrap_or_default();
         try_join_all(leaving.iter().map(|detach| async {
-            if told.contains(&detach.unique) {
+            if told.iter().any(|told| told.unique == detach.unique) {
                 debug!(volume = detach.unique, node = seen.name, "the node is still told of it; it stays for now");
                 return Ok(());
             }
@@ -193,5 +191,19 @@ impl Attacher {
             }
         }
         Ok(())
+    }
+}
+
+/// What the pods are told of a driver that does not answer.
+fn unanswered(unique: &str) -> String {
+    match flex::attacher_and_handle(unique) {
+        Some((flex::ATTACHER, handle)) => {
+            let (driver, volume) = flex::split_handle(handle).unwrap_or_default();
+            format!("timed out waiting for FlexVolume driver {driver} to attach volume {volume}")
+        }
+        other => {
+            let (driver, handle) = other.unwrap_or_default();
+            format!("timed out waiting for external-attacher of {driver} CSI driver to attach volume {handle}")
+        }
     }
 }

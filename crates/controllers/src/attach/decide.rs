@@ -1,8 +1,9 @@
 //! Where a volume should be attached, and what a node is told and may lose. Pure.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use cleat_api::Key;
 use k8s_openapi::api::core::v1::PersistentVolumeSpec;
 use k8s_openapi::jiff::Timestamp;
 
@@ -26,7 +27,7 @@ pub struct VolumeSeen {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wanted {
     pub since: Option<Timestamp>,
-    pub pod: String,
+    pub pod: Key,
     pub node: String,
     pub source: Source,
 }
@@ -68,7 +69,7 @@ pub enum VolumeDecision {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// Another node has the only place; these pods use it there.
-    HeldElsewhere { holder: String, pods: Vec<String> },
+    HeldElsewhere { holder: String, pods: Vec<Key> },
     /// Look again after this long.
     ForDriver(Duration),
     /// The driver has not answered for so long that the pods should know.
@@ -103,13 +104,27 @@ fn holder(seen: &VolumeSeen) -> Option<&str> {
 }
 
 fn first<'a>(wanted: impl Iterator<Item = &'a Wanted>) -> Option<&'a Wanted> {
-    wanted.min_by_key(|w| (w.since, w.pod.as_str(), w.node.as_str()))
+    wanted.min_by_key(|w| (w.since, &w.pod, w.node.as_str()))
 }
 
 fn held(seen: &VolumeSeen, node: &str, holder: &str) -> VolumeDecision {
     let users = seen.wanted.iter().filter(|w| w.node == holder);
     let why = Wait::HeldElsewhere { holder: holder.to_owned(), pods: users.map(|w| w.pod.clone()).collect() };
     VolumeDecision::Wait { node: node.to_owned(), why }
+}
+
+/// Who has the volume, in words for a pod of this namespace: names of pods elsewhere are not for it.
+pub fn holders(pods: &[Key], namespace: Option<&str>) -> String {
+    let (here, elsewhere): (Vec<&Key>, Vec<&Key>) = pods.iter().partition(|pod| pod.namespace.as_deref() == namespace);
+    let names = here.iter().map(|pod| pod.name.as_str()).collect::<Vec<_>>().join(", ");
+    match (here.len(), elsewhere.len()) {
+        (0, 0) => "Volume is already exclusively attached to one node, waiting on detach before it can be attached to \
+                   another node"
+            .to_owned(),
+        (0, others) => format!("Volume is already used by {others} pod(s) in different namespaces"),
+        (_, 0) => format!("Volume is already used by pod(s) {names}"),
+        (_, others) => format!("Volume is already used by pod(s) {names} and {others} pod(s) in different namespaces"),
+    }
 }
 
 fn place(seen: &VolumeSeen, node: &str) -> Option<VolumeDecision> {
@@ -133,7 +148,7 @@ fn place(seen: &VolumeSeen, node: &str) -> Option<VolumeDecision> {
 pub struct NodeSeen {
     pub name: String,
     /// What `status.volumesAttached` lists now; `None` where there is no Node object.
-    pub reported: Option<Vec<String>>,
+    pub reported: Option<Vec<Told>>,
     /// The node leaves attaching to this controller. One that is gone did.
     pub managed: bool,
     pub ready: bool,
@@ -142,11 +157,21 @@ pub struct NodeSeen {
     pub volumes: Vec<NodeVolume>,
 }
 
+/// One entry of `status.volumesAttached`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    pub unique: String,
+    /// Empty where the node finds the device by itself.
+    pub device: String,
+}
+
 /// A VolumeAttachment of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeVolume {
     pub attachment: String,
     pub unique: String,
+    /// What the attachment says of the device.
+    pub device: String,
     pub state: State,
     pub wanted: Need,
     pub usage: Usage,
@@ -171,7 +196,7 @@ pub enum Usage {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeDecision {
     /// What the node is to be told, if that differs from what it is told now.
-    pub report: Option<Vec<String>>,
+    pub report: Option<Vec<Told>>,
     /// What leaves the node, once it has been told so.
     pub detach: Vec<Detach>,
     /// When the next volume may be taken by force, if nothing changes.
@@ -211,10 +236,11 @@ pub fn node(seen: &NodeSeen, force_after: Option<Duration>) -> NodeDecision {
     }
     let fates: Vec<(&NodeVolume, Fate)> = seen.volumes.iter().map(|v| (v, fate(seen, v, force_after))).collect();
     let stays = fates.iter().filter(|(v, f)| v.state == State::Confirmed && !matches!(f, Fate::Leaves(_)));
-    let want: BTreeSet<&str> = stays.map(|(v, _)| v.unique.as_str()).collect();
+    let want: BTreeMap<&str, &str> = stays.map(|(v, _)| (v.unique.as_str(), v.device.as_str())).collect();
     let report = seen.reported.as_ref().and_then(|reported| {
-        let have: BTreeSet<&str> = reported.iter().map(String::as_str).collect();
-        (want != have).then(|| want.iter().map(|name| (*name).to_owned()).collect())
+        let have: BTreeMap<&str, &str> = reported.iter().map(|t| (t.unique.as_str(), t.device.as_str())).collect();
+        let told = |(unique, device): (&&str, &&str)| Told { unique: (*unique).into(), device: (*device).into() };
+        (want != have).then(|| want.iter().map(told).collect())
     });
     let leaves = fates.iter().filter(|(v, _)| v.state != State::Leaving).filter_map(|(v, fate)| match fate {
         Fate::Leaves(check) => {

@@ -2,13 +2,19 @@
 
 use std::time::Duration;
 
+use cleat_api::Key;
 use k8s_openapi::jiff::Timestamp;
 
 use super::decide::*;
 use State::{Confirmed, Leaving, Unconfirmed};
 
 fn wanted(pod: &str, node: &str) -> Wanted {
-    Wanted { since: None, pod: pod.to_owned(), node: node.to_owned(), source: Source::Volume("pv".to_owned()) }
+    Wanted {
+        since: None,
+        pod: Key::namespaced("ns", pod),
+        node: node.to_owned(),
+        source: Source::Volume("pv".to_owned()),
+    }
 }
 
 fn on(node: &str, state: State) -> Attached {
@@ -30,7 +36,10 @@ fn wait(node: &str, why: Wait) -> VolumeDecision {
 }
 
 fn held_by(holder: &str, pods: &[&str]) -> Wait {
-    Wait::HeldElsewhere { holder: holder.to_owned(), pods: pods.iter().map(ToString::to_string).collect() }
+    Wait::HeldElsewhere {
+        holder: holder.to_owned(),
+        pods: pods.iter().map(|pod| Key::namespaced("ns", *pod)).collect(),
+    }
 }
 
 #[test]
@@ -85,11 +94,11 @@ const UNNEEDED: Need = Need::Unwanted(Duration::from_secs(60));
 const LONG_UNNEEDED: Need = Need::Unwanted(LIMIT);
 
 fn volume_of(state: State, wanted: Need, usage: Usage) -> NodeVolume {
-    NodeVolume { attachment: "va".to_owned(), unique: "v".to_owned(), state, wanted, usage }
+    NodeVolume { attachment: "va".to_owned(), unique: "v".to_owned(), device: String::new(), state, wanted, usage }
 }
 
-fn told() -> Option<Vec<String>> {
-    Some(vec!["v".to_owned()])
+fn told() -> Option<Vec<Told>> {
+    Some(vec![Told { unique: "v".to_owned(), device: String::new() }])
 }
 
 fn leaves(check: Check) -> Vec<Detach> {
@@ -113,6 +122,7 @@ fn a_node_is_told_of_exactly_what_it_may_use_and_loses_the_rest() {
         ("never confirmed, its pod moved away", untold.clone(), on, v(Unconfirmed, UNNEEDED, NotInUse), None, asked()),
         ("never confirmed, but used", untold.clone(), on, v(Unconfirmed, UNNEEDED, InUse), None, stays.clone()),
         ("leaving", told(), on, v(Leaving, NEEDED, NotInUse), untold.clone(), stays.clone()),
+        ("leaving, and unneeded", Some(Vec::new()), on, v(Leaving, UNNEEDED, NotInUse), None, stays.clone()),
         ("mounted where all is off", told(), off, v(Confirmed, UNNEEDED, InUse), untold, leaves(Check::Off)),
         ("wanted where all is off", told(), off, v(Confirmed, NEEDED, InUse), None, stays.clone()),
         ("the Node is gone, it did not use the volume", None, on, v(Confirmed, UNNEEDED, NotInUse), None, asked()),
@@ -170,6 +180,21 @@ fn only_a_node_that_is_not_ready_loses_what_it_uses_and_only_when_its_time_is_ov
 }
 
 #[test]
+fn a_node_is_told_where_the_device_is() {
+    let at = |device: &str| Some(vec![Told { unique: "v".to_owned(), device: device.to_owned() }]);
+    for (case, reported, report) in [
+        ("not told yet", Some(Vec::new()), at("/dev/b")),
+        ("told", at("/dev/b"), None),
+        ("it has moved", at("/dev/a"), at("/dev/b")),
+        ("told without", told(), at("/dev/b")),
+    ] {
+        let volume = NodeVolume { device: "/dev/b".to_owned(), ..volume_of(Confirmed, NEEDED, Usage::InUse) };
+        let seen = NodeSeen { reported, managed: true, ready: true, volumes: vec![volume], ..NodeSeen::default() };
+        assert_eq!(node(&seen, None), NodeDecision { report, ..NodeDecision::default() }, "{case}");
+    }
+}
+
+#[test]
 fn a_node_that_attaches_by_itself_is_left_alone() {
     let seen = NodeSeen {
         reported: told(),
@@ -178,4 +203,23 @@ fn a_node_that_attaches_by_itself_is_left_alone() {
         ..NodeSeen::default()
     };
     assert_eq!(node(&seen, Some(LIMIT)), NodeDecision::default());
+}
+
+#[test]
+fn a_waiting_pod_is_told_who_has_its_volume_but_no_names_from_other_namespaces() {
+    let pods = |names: &[(&str, &str)]| names.iter().map(|(ns, name)| Key::namespaced(*ns, *name)).collect::<Vec<_>>();
+    for (who, want) in [
+        (
+            pods(&[]),
+            "Volume is already exclusively attached to one node, waiting on detach before it can be attached to another node",
+        ),
+        (pods(&[("ns", "a"), ("ns", "b")]), "Volume is already used by pod(s) a, b"),
+        (
+            pods(&[("ns", "a"), ("x", "b"), ("y", "a")]),
+            "Volume is already used by pod(s) a and 2 pod(s) in different namespaces",
+        ),
+        (pods(&[("x", "b")]), "Volume is already used by 1 pod(s) in different namespaces"),
+    ] {
+        assert_eq!(holders(&who, Some("ns")), want);
+    }
 }

@@ -5,9 +5,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use cleat_api::Key;
 use proptest::prelude::*;
 
-use super::decide::{self, Attached, Check, Need, NodeSeen, NodeVolume, Source, State, Usage, VolumeSeen, Wanted};
+use super::decide::{
+    self, Attached, Check, Need, NodeSeen, NodeVolume, Source, State, Told, Usage, VolumeSeen, Wanted,
+};
 
 const NODES: usize = 3;
 const VOLUMES: usize = 3;
@@ -60,7 +63,8 @@ struct Pod {
 
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Node {
-    attached: BTreeSet<usize>,
+    /// With the device that the node is told.
+    attached: BTreeMap<usize, usize>,
     in_use: BTreeSet<usize>,
     ready: bool,
     out_of_service: bool,
@@ -70,7 +74,8 @@ struct Node {
 struct Attachment {
     /// The attacher's finalizer is on it.
     held: bool,
-    confirmed: bool,
+    /// The device that the driver gave.
+    confirmed: Option<usize>,
     leaving: bool,
 }
 
@@ -93,6 +98,8 @@ struct World {
     intended: BTreeSet<(usize, usize)>,
     now: Duration,
     force_after: Option<Duration>,
+    /// The last device that the driver gave to anybody.
+    device: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -107,6 +114,8 @@ enum Step {
     /// The controller looks at a node; its n-th write gets lost, or its reply.
     Node(usize, usize),
     Attacher(usize, usize, Call),
+    /// The driver denies that it has the volume there: the attacher says so, and attaches it anew, at another device.
+    Retract(usize, usize),
     Agent(usize, usize),
     PowerOff(usize),
     PowerOn(usize),
@@ -136,13 +145,14 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (volume.clone(), any::<bool>()).prop_map(|(v, lost)| Step::Volume(v, lost)),
         12 => (node.clone(), 0..8usize).prop_map(|(n, lost)| Step::Node(n, lost)),
         12 => (volume.clone(), node.clone(), call).prop_map(|(v, n, c)| Step::Attacher(v, n, c)),
+        1 => (volume.clone(), node.clone()).prop_map(|(v, n)| Step::Retract(v, n)),
         16 => (volume, node.clone()).prop_map(|(v, n)| Step::Agent(v, n)),
         1 => node.clone().prop_map(Step::PowerOff),
         2 => node.clone().prop_map(Step::PowerOn),
         1 => node.clone().prop_map(Step::MarkOutOfService),
         1 => node.prop_map(Step::DeleteNode),
         1 => Just(Step::Restart),
-        2 => (1..8u64).prop_map(Step::Minutes),
+        4 => (1..8u64).prop_map(Step::Minutes),
     ]
 }
 
@@ -160,6 +170,7 @@ impl World {
             intended: BTreeSet::new(),
             now: Duration::ZERO,
             force_after,
+            device: 0,
         }
     }
 
@@ -177,6 +188,7 @@ impl World {
             Step::Volume(v, lost) => self.volume(v, lost),
             Step::Node(n, lost) => self.node(n, lost),
             Step::Attacher(v, n, call) => self.attacher(v, n, call),
+            Step::Retract(v, n) => self.retract(v, n),
             Step::Agent(v, n) => self.agent(v, n),
             Step::PowerOff(n) => {
                 // What is off writes nothing any more; what it had in use it still says.
@@ -236,7 +248,7 @@ impl World {
 
     fn state(&self, v: usize, n: usize) -> Option<State> {
         let attachment = self.attachments[&(v, n)].cached().as_ref()?;
-        Some(match (attachment.leaving || self.doubted.contains(&(v, n)), attachment.confirmed) {
+        Some(match (attachment.leaving || self.doubted.contains(&(v, n)), attachment.confirmed.is_some()) {
             (true, _) => State::Leaving,
             (false, true) => State::Confirmed,
             (false, false) => State::Unconfirmed,
@@ -254,7 +266,7 @@ impl World {
         let wanted = self.cached_pods().filter(|(_, pod)| pod.volume == v && self.nodes[pod.node].cached().is_some());
         let wanted = wanted.map(|(p, pod)| Wanted {
             since: None,
-            pod: p.to_string(),
+            pod: Key::namespaced("ns", p.to_string()),
             node: pod.node.to_string(),
             source: Source::Volume(v.to_string()),
         });
@@ -282,7 +294,7 @@ impl World {
         self.intended.insert((v, n));
         let object = self.attachments.get_mut(&(v, n)).unwrap();
         if object.live().is_none() {
-            object.write(Some(Attachment { held: false, confirmed: false, leaving: false }));
+            object.write(Some(Attachment { held: false, confirmed: None, leaving: false }));
         }
         if !reply_lost {
             object.catch_up();
@@ -304,7 +316,8 @@ impl World {
             if lost == 0 {
                 return;
             }
-            let report: BTreeSet<usize> = report.iter().map(|v| v.parse().unwrap()).collect();
+            let entry = |told: &Told| (told.unique.parse().unwrap(), told.device.parse().unwrap());
+            let report: BTreeMap<usize, usize> = report.iter().map(entry).collect();
             self.change_node(n, |node| node.attached = report);
             if lost == 1 {
                 return;
@@ -319,7 +332,7 @@ impl World {
         for (position, detach) in decision.detach.iter().enumerate() {
             let v: usize = detach.unique.parse().unwrap();
             let used = live.as_ref().is_some_and(|node| node.in_use.contains(&v));
-            let told = live.as_ref().is_some_and(|node| node.attached.contains(&v));
+            let told = live.as_ref().is_some_and(|node| node.attached.contains_key(&v));
             if told || (used && detach.check == Check::NotInUse) {
                 continue;
             }
@@ -358,11 +371,16 @@ impl World {
                 Some(in_use) if in_use.contains(&v) => Usage::InUse,
                 Some(_) => Usage::NotInUse,
             };
-            volumes.push(NodeVolume { attachment: v.to_string(), unique: v.to_string(), state, wanted, usage });
+            let device = self.attachments[&(v, n)].cached().as_ref().and_then(|attachment| attachment.confirmed);
+            let device = device.map(|device| device.to_string()).unwrap_or_default();
+            volumes.push(NodeVolume { attachment: v.to_string(), unique: v.to_string(), device, state, wanted, usage });
         }
         NodeSeen {
             name: n.to_string(),
-            reported: node.as_ref().map(|node| node.attached.iter().map(ToString::to_string).collect()),
+            reported: node.as_ref().map(|node| {
+                let told = |(v, device): (&usize, &usize)| Told { unique: v.to_string(), device: device.to_string() };
+                node.attached.iter().map(told).collect()
+            }),
             managed: true,
             ready: node.as_ref().is_some_and(|node| node.ready),
             out_of_service: node.as_ref().is_some_and(|node| node.out_of_service),
@@ -374,14 +392,15 @@ impl World {
         let object = self.attachments.get_mut(&(v, n)).unwrap();
         let Some(attachment) = object.live().clone() else { return };
         let done = call != Call::Fails;
-        match (attachment.leaving, attachment.held, attachment.confirmed) {
+        match (attachment.leaving, attachment.held, attachment.confirmed.is_some()) {
             (false, false, _) => object.write(Some(Attachment { held: true, ..attachment })),
             (false, true, false) => {
                 if done {
                     self.published.insert((v, n));
                 }
                 if call == Call::Succeeds {
-                    object.write(Some(Attachment { confirmed: true, ..attachment }));
+                    self.device += 1;
+                    object.write(Some(Attachment { confirmed: Some(self.device), ..attachment }));
                 }
             }
             (false, true, true) => {}
@@ -400,6 +419,13 @@ impl World {
         }
     }
 
+    fn retract(&mut self, v: usize, n: usize) {
+        let object = self.attachments.get_mut(&(v, n)).unwrap();
+        if let Some(attachment) = object.live().clone().filter(|attachment| !attachment.leaving) {
+            object.write(Some(Attachment { confirmed: None, ..attachment }));
+        }
+    }
+
     /// The node agent: in use is said before attached is read, and unsaid after the unmount.
     fn agent(&mut self, v: usize, n: usize) {
         if !self.machines[n].on {
@@ -412,7 +438,7 @@ impl World {
             (true, _, false) => self.change_node(n, |node| {
                 node.in_use.insert(v);
             }),
-            (true, false, true) if node.attached.contains(&v) => drop(self.machines[n].mounted.insert(v)),
+            (true, false, true) if node.attached.contains_key(&v) => drop(self.machines[n].mounted.insert(v)),
             (true, _, true) | (false, false, false) => {}
             (false, true, _) => drop(self.machines[n].mounted.remove(&v)),
             (false, false, true) => self.change_node(n, |node| {
@@ -430,7 +456,12 @@ impl World {
             for v in &machine.mounted {
                 assert!(self.published.contains(&(*v, n)), "{after}: volume {v} is mounted on {n} and not published");
             }
-            for v in self.nodes[n].live().iter().flat_map(|node| &node.attached) {
+            for (v, device) in self.nodes[n].live().iter().flat_map(|node| &node.attached) {
+                let confirmed = self.attachments[&(*v, n)].versions.iter().flatten().filter_map(|a| a.confirmed);
+                assert!(
+                    confirmed.clone().any(|confirmed| confirmed == *device),
+                    "{after}: node {n} is told {device} of {v}"
+                );
                 assert!(self.published.contains(&(*v, n)), "{after}: node {n} is told that it has {v}");
             }
         }
@@ -457,6 +488,11 @@ impl World {
             let mounted: Vec<usize> = (0..NODES).filter(|n| self.machines[*n].mounted.contains(&v)).collect();
             let attached: Vec<usize> = (0..NODES).filter(|n| self.attachments[&(v, *n)].live().is_some()).collect();
             assert_eq!(mounted, attached, "volume {v} is attached where it is mounted, and nowhere else");
+            for n in &mounted {
+                let device = self.attachments[&(v, *n)].live().as_ref().and_then(|attachment| attachment.confirmed);
+                let told = self.nodes[*n].live().as_ref().and_then(|node| node.attached.get(&v).copied());
+                assert_eq!(told, device, "node {n} knows the device of volume {v}");
+            }
             if v == SHARED {
                 assert_eq!(mounted, nodes, "volume {v} is wherever it is wanted");
             } else {

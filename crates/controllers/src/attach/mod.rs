@@ -17,6 +17,8 @@
 //! - A creation whose answer got lost is repeated before another node gets the volume.
 //! - A deletion whose answer got lost counts as done until the server says otherwise, and nothing is deleted that the live
 //!   Node still lists as attached: what the node is told holds whatever this controller has missed.
+//! - Volumes of FlexVolume drivers have VolumeAttachments like all others: the record that the driver may have been called. The
+//!   node is told the device that the attachment names.
 //! - Detaches have a queue and places of their own, and never delay an attachment.
 //!
 //! Crash points: `attach:requested` after a VolumeAttachment is made, `attach:reported` and `attach:unreported` after
@@ -32,7 +34,8 @@ mod observe;
 
 use std::time::{Duration, Instant};
 
-use cleat_api::{claim, pod};
+use cleat_api::{Key, claim, pod};
+use cleat_flex::Drivers;
 use cleat_runtime::write::WriteError;
 use cleat_runtime::{Backoff, Change, Outcome, Queue, Recorder, work};
 use k8s_openapi::api::core::v1::Node;
@@ -80,10 +83,10 @@ struct Attacher {
     recorder: Recorder,
 }
 
-/// Runs until `stop`.
-pub async fn run(context: Context, policy: Policy, stop: CancellationToken) {
+/// Runs until `stop`. Volumes of the `flex` drivers are attached like all others, where the driver says that it attaches.
+pub async fn run(context: Context, policy: Policy, flex: Drivers, stop: CancellationToken) {
     let queues = Queues { volumes: Queue::new(Backoff::default()), nodes: Queue::new(Backoff::default()) };
-    let observed = observe::Observed::new(&context.caches);
+    let observed = observe::Observed::new(&context.caches, flex);
     // What is not wanted is detached: every pod must be known before anything is decided.
     tokio::select! {
         () = stop.cancelled() => return,
@@ -91,11 +94,13 @@ pub async fn run(context: Context, policy: Policy, stop: CancellationToken) {
     }
     observed.take_charge();
     wake(&observed, &queues);
+    let drivers = follow_flex(observed.clone(), queues.clone(), stop.clone());
     let recorder = Recorder::new(context.client.clone(), "attachdetach-controller", context.clock.clone());
     let attacher = Attacher { context, policy, observed, recorder };
     let other = attacher.clone();
     let Queues { volumes, nodes } = queues;
     tokio::join!(
+        drivers,
         work("attach", volumes, VOLUMES, stop.clone(), move |unique| attacher.clone().reconcile_volume(unique)),
         work("attach-node", nodes, NODES, stop, move |name| other.clone().reconcile_node(name)),
     );
@@ -119,11 +124,16 @@ fn wake(observed: &observe::Observed, queues: &Queues) {
     let (seen, add) = (observed.clone(), touch.clone());
     observed.claims.subscribe(move |change| {
         let volume = claim::volume_name(change.object());
+        let volume = volume.filter(|name| !seen.is_at_rest(Some(&Key::of(&change.object().metadata)), name));
         volume.and_then(|name| seen.unique_of_volume(name)).into_iter().for_each(&add);
     });
     let (q, seen, add) = (queues.nodes.clone(), observed.clone(), touch.clone());
     observed.volumes.subscribe(move |change| {
         let name = change.object().metadata.name.as_deref().unwrap_or_default();
+        let claim = claim::claim_ref(change.object()).map(claim::claim_ref_key);
+        if seen.is_at_rest(claim.as_ref(), name) {
+            return;
+        }
         seen.unique_of_volume(name).into_iter().for_each(&add);
         seen.nodes_of_attachments(name).into_iter().for_each(|node| q.add(node));
     });
@@ -150,6 +160,21 @@ fn wake(observed: &observe::Observed, queues: &Queues) {
         seen.volumes_of_driver(&driver).into_iter().for_each(|volume| q.volumes.add(volume));
         seen.nodes.all().iter().filter_map(|n| n.metadata.name.clone()).for_each(|node| q.nodes.add(node));
     });
+}
+
+/// Looks again at FlexVolumes whenever their drivers change: only a driver says whether it attaches.
+async fn follow_flex(observed: observe::Observed, queues: Queues, stop: CancellationToken) {
+    let mut changes = observed.flex.changes();
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            changed = changes.changed() => if changed.is_err() { return },
+        }
+        for unique in observed.flex_volumes() {
+            observed.nodes_with(&unique).into_iter().for_each(|node| queues.nodes.add(node));
+            queues.volumes.add(unique);
+        }
+    }
 }
 
 /// Whether the node comes or goes, or another attaches for it from now on.

@@ -5,16 +5,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cleat_api::claim::{claim_ref, claim_ref_key, is_bound_pair, volume_name};
+use cleat_api::flex::{self, FlexVolume};
 use cleat_api::key::{Key, Meta as _};
 use cleat_api::keys::{annotation, taint};
 use cleat_api::{access, condition, migrate, names, pod};
+use cleat_flex::Drivers;
 use cleat_runtime::{Cache, Caches, Change, Index};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 use parking_lot::Mutex;
 
-use super::decide::{Attached, Need, NodeSeen, NodeVolume, Source, State, Usage, VolumeSeen, Wanted};
+use super::decide::{Attached, Need, NodeSeen, NodeVolume, Source, State, Told, Usage, VolumeSeen, Wanted};
 
 #[derive(Clone)]
 pub(super) struct Observed {
@@ -24,6 +27,7 @@ pub(super) struct Observed {
     pub(super) volumes: Cache<PersistentVolume>,
     pub(super) attachments: Cache<VolumeAttachment>,
     pub(super) drivers: Cache<CSIDriver>,
+    pub(super) flex: Drivers,
     pods_by_claim: Index<Pod>,
     pods_by_node: Index<Pod>,
     pods_by_inline: Index<Pod>,
@@ -46,13 +50,13 @@ pub(super) struct Observed {
 }
 
 impl Observed {
-    pub(super) fn new(caches: &Caches) -> Self {
+    pub(super) fn new(caches: &Caches, flex: Drivers) -> Self {
         let (pods, attachments, volumes) = (caches.pods(), caches.attachments(), caches.volumes());
         Self {
             pods_by_claim: pods.index(|p| pod::claim_volumes(p).into_iter().map(|v| v.claim.to_string()).collect()),
             pods_by_node: pods.index(|p| pod::node_name(p).map(ToOwned::to_owned).into_iter().collect()),
             pods_by_inline: pods.index(|p| inline_volumes(p).into_iter().map(|(unique, _)| unique).collect()),
-            attachments_by_inline: attachments.index(|a| inline_unique(a).into_iter().collect()),
+            attachments_by_inline: attachments.index(|a| flex::inline_unique(a).into_iter().collect()),
             attachments_by_volume: attachments
                 .index(|a| a.spec.source.persistent_volume_name.clone().into_iter().collect()),
             attachments_by_node: attachments.index(|a| vec![a.spec.node_name.clone()]),
@@ -61,6 +65,7 @@ impl Observed {
             nodes: caches.nodes(),
             claims: caches.claims(),
             drivers: caches.drivers(),
+            flex,
             last_words: Arc::default(),
             ours: Arc::default(),
             unwanted: Arc::default(),
@@ -169,7 +174,7 @@ impl Observed {
     pub(super) fn unique_of_attachment(&self, attachment: &VolumeAttachment) -> Option<String> {
         match attachment.spec.source.persistent_volume_name.as_deref() {
             Some(volume) => self.unique_of_volume(volume),
-            None => inline_unique(attachment),
+            None => flex::inline_unique(attachment),
         }
     }
 
@@ -191,6 +196,12 @@ impl Observed {
         self.volumes_by_driver.get(driver).iter().filter_map(|v| unique(v)).collect()
     }
 
+    /// Has no pod the claim, and no node the volume? Then it is nothing to us what becomes of them.
+    pub(super) fn is_at_rest(&self, claim: Option<&Key>, volume: &str) -> bool {
+        !claim.is_some_and(|claim| self.pods_by_claim.has(&claim.to_string()))
+            && !self.attachments_by_volume.has(volume)
+    }
+
     /// Nodes with an attachment of this volume.
     pub(super) fn nodes_with(&self, unique: &str) -> BTreeSet<String> {
         self.attachments_of(unique).iter().map(|a| a.spec.node_name.clone()).collect()
@@ -208,11 +219,18 @@ impl Observed {
         named.chain(self.attachments_by_inline.get(unique)).collect()
     }
 
-    /// `None` for a volume whose name is no CSI volume's.
+    /// The FlexVolumes that pods have or may have: they need another look when drivers come, change or go.
+    pub(super) fn flex_volumes(&self) -> BTreeSet<String> {
+        let stored = self.volumes_of_driver(flex::ATTACHER).into_iter();
+        let inline = self.pods.all().into_iter().flat_map(|pod| inline_volumes(&pod)).map(|(unique, _)| unique);
+        stored.chain(inline.filter(|unique| is_flex(unique))).collect()
+    }
+
+    /// `None` for a volume whose name is that of nothing that can be attached.
     pub(super) fn volume(&self, unique: &str, now: Timestamp) -> Option<VolumeSeen> {
         let volumes = self.volumes_by_unique.get(unique);
         let inline = self.inline(unique);
-        let (driver, _) = names::split_unique_volume(unique)?;
+        let (driver, handle) = flex::attacher_and_handle(unique)?;
         let shared = |v: &PersistentVolume| {
             // The modes as the driver is told them.
             let modes = migrate::volume(v).ok().and_then(|v| v.spec.as_ref()?.access_modes.clone());
@@ -229,7 +247,7 @@ impl Observed {
         Some(VolumeSeen {
             unique: unique.to_owned(),
             many_nodes: volumes.iter().all(|v| shared(v)) && inline.iter().all(|(_, v)| shared(v)),
-            attachable: self.is_attachable(driver),
+            attachable: self.attaches(driver, handle) == Attaches::Yes,
             wanted: self.wanted(unique),
             attached: attached.collect(),
         })
@@ -247,7 +265,7 @@ impl Observed {
         let node = pod::node_name(pod).filter(|n| self.is_managed(n))?;
         Some(Wanted {
             since: pod.metadata.creation_timestamp.as_ref().map(|t| t.0),
-            pod: pod.metadata.name.clone().unwrap_or_default(),
+            pod: Key::of(&pod.metadata),
             node: node.to_owned(),
             source,
         })
@@ -268,8 +286,7 @@ impl Observed {
         let Some(bound) = self.claims.get(&claim).filter(|c| is_bound_pair(volume, c)) else { return Vec::new() };
         let pods = self.pods_by_claim.get(&claim.to_string());
         let needs = |pod: &&Arc<Pod>| !pod::is_terminated(pod) && may_use(pod, &claim, &bound);
-        let source = || Source::Volume(volume.metadata.name.clone().unwrap_or_default());
-        pods.iter().filter(needs).filter_map(|pod| self.want(pod, source())).collect()
+        pods.iter().filter(needs).filter_map(|pod| self.want(pod, source(volume, pod, &claim))).collect()
     }
 
     fn is_managed(&self, node: &str) -> bool {
@@ -277,8 +294,19 @@ impl Observed {
     }
 
     /// A driver nobody described is taken to need attaching.
-    fn is_attachable(&self, driver: &str) -> bool {
-        self.drivers.named(driver).is_none_or(|d| d.spec.attach_required.unwrap_or(true))
+    fn attaches(&self, driver: &str, handle: &str) -> Attaches {
+        if driver == flex::ATTACHER {
+            let (driver, _) = flex::split_handle(handle).unwrap_or_default();
+            return match self.flex.state(driver) {
+                cleat_flex::State::Ready(capabilities) if !capabilities.attach => Attaches::No,
+                cleat_flex::State::Starting => Attaches::Unknown,
+                _ => Attaches::Yes,
+            };
+        }
+        match self.drivers.named(driver).is_none_or(|d| d.spec.attach_required.unwrap_or(true)) {
+            true => Attaches::Yes,
+            false => Attaches::No,
+        }
     }
 
     pub(super) fn node(&self, name: &str, now: Timestamp) -> NodeSeen {
@@ -289,13 +317,15 @@ impl Observed {
         attachments.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
         let volumes = attachments.into_iter().filter_map(|attachment| {
             let unique = self.unique_of_attachment(&attachment)?;
-            let (driver, _) = names::split_unique_volume(&unique)?;
+            let (driver, handle) = flex::attacher_and_handle(&unique)?;
             let name_of_it = attachment.metadata.name.clone()?;
-            let wanted = self.is_attachable(driver) && self.wanted(&unique).iter().any(|w| w.node == name);
+            let attaches = self.attaches(driver, handle) != Attaches::No;
+            let wanted = attaches && self.wanted(&unique).iter().any(|w| w.node == name);
             if !wanted && !self.ours.lock().contains(&name_of_it) {
                 return None;
             }
             Some(NodeVolume {
+                device: device(&attachment),
                 state: self.state(&attachment),
                 wanted: self.need(&name_of_it, wanted, now),
                 usage: match &in_use {
@@ -360,24 +390,62 @@ fn csi_name<T>(volume: &PersistentVolume, name: impl FnOnce(&str, &str) -> T) ->
 }
 
 fn unique(volume: &PersistentVolume) -> Option<String> {
-    csi_name(volume, names::unique_volume)
+    let flex = FlexVolume::of_volume(volume, false).map(|flex| flex.unique());
+    flex.or_else(|| csi_name(volume, names::unique_volume))
 }
 
 fn driver(volume: &PersistentVolume) -> Option<String> {
-    csi_name(volume, |driver, _| driver.to_owned())
+    let flex = volume.spec.as_ref().is_some_and(|spec| spec.flex_volume.is_some());
+    flex.then(|| flex::ATTACHER.to_owned()).or_else(|| csi_name(volume, |driver, _| driver.to_owned()))
 }
 
-fn inline_unique(attachment: &VolumeAttachment) -> Option<String> {
-    let csi = attachment.spec.source.inline_volume_spec.as_ref()?.csi.as_ref()?;
-    Some(names::unique_volume(&csi.driver, &csi.volume_handle))
+fn is_flex(unique: &str) -> bool {
+    flex::attacher_and_handle(unique).is_some_and(|(attacher, _)| attacher == flex::ATTACHER)
 }
 
-/// What the pod describes itself and a CSI driver attaches: the disks of plugins that moved.
+/// How a pod's volume is to be described to whoever attaches it.
+fn source(volume: &PersistentVolume, pod: &Pod, claim: &Key) -> Source {
+    let read_only = pod::claim_volumes(pod).iter().any(|v| v.claim == *claim && v.read_only);
+    match FlexVolume::of_volume(volume, read_only) {
+        Some(flex) => Source::Inline(Box::new(flex.record())),
+        None => Source::Volume(volume.metadata.name.clone().unwrap_or_default()),
+    }
+}
+
+/// What the pod describes itself and somebody attaches: FlexVolumes, and the disks of plugins that moved.
 fn inline_volumes(pod: &Pod) -> Vec<(String, PersistentVolume)> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
-    let translated = volumes.filter_map(|v| migrate::inline(v, namespace).ok().flatten());
-    translated.filter_map(|v| Some((unique(&v)?, v))).collect()
+    let described = volumes.filter_map(|volume| match FlexVolume::of_pod(volume) {
+        Some(flex) => Some((flex.unique(), stored(&flex))),
+        None => {
+            let translated = migrate::inline(volume, namespace).ok().flatten()?;
+            Some((unique(&translated)?, translated))
+        }
+    });
+    described.collect()
+}
+
+/// A pod's own volume as a PersistentVolume that nobody stored.
+fn stored(flex: &FlexVolume) -> PersistentVolume {
+    let metadata = ObjectMeta { name: Some(flex.volume.clone()), ..ObjectMeta::default() };
+    PersistentVolume { metadata, spec: Some(flex.record()), status: None }
+}
+
+/// Whether volumes of a driver are attached to nodes at all.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Attaches {
+    Yes,
+    No,
+    /// It will say soon. Until then nothing is begun, and nothing taken away.
+    Unknown,
+}
+
+fn device(attachment: &VolumeAttachment) -> String {
+    // Drivers of CSI tell their nodes in other ways.
+    let told = FlexVolume::of_attachment(attachment).and(attachment.status.as_ref());
+    let metadata = told.and_then(|status| status.attachment_metadata.as_ref());
+    metadata.and_then(|metadata| metadata.get(flex::DEVICE).cloned()).unwrap_or_default()
 }
 
 pub(super) fn is_managed(node: &Node) -> bool {
@@ -396,9 +464,9 @@ pub(super) fn in_use(node: &Node) -> Vec<String> {
     node.status.as_ref().and_then(|s| s.volumes_in_use.clone()).unwrap_or_default()
 }
 
-pub(super) fn reported(node: &Node) -> Vec<String> {
+pub(super) fn reported(node: &Node) -> Vec<Told> {
     let attached = node.status.iter().flat_map(|s| s.volumes_attached.iter().flatten());
-    attached.map(|v| v.name.clone()).collect()
+    attached.map(|v| Told { unique: v.name.clone(), device: v.device_path.clone() }).collect()
 }
 
 fn is_out_of_service(node: &Node) -> bool {

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::Subject;
-use super::decide::{FOREGROUND, Owner, Seen};
+use super::decide::{FOREGROUND, ORPHAN, Owner, Seen};
 
 /// A kind of objects that can be listed, watched and deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,6 +99,20 @@ struct State {
     followed: Vec<(Arc<Kind>, CancellationToken)>,
     /// Namespaces that are being deleted.
     ending: HashSet<String>,
+}
+
+impl State {
+    /// The dependent is none of these owners' any more.
+    fn part<'a>(&mut self, owners: impl IntoIterator<Item = &'a OwnerReference>, dependent: &str) {
+        for owner in owners {
+            if let Some(dependents) = self.dependents.get_mut(&owner.uid) {
+                dependents.remove(dependent);
+                if dependents.is_empty() {
+                    self.dependents.remove(&owner.uid);
+                }
+            }
+        }
+    }
 }
 
 pub(super) struct Graph {
@@ -242,16 +256,12 @@ impl Graph {
             self.queue.add(Subject::Namespace(node.key.name.clone()));
         }
         let before = state.nodes.insert(node.uid.clone(), node.clone());
-        for owner in before.iter().flat_map(|b| &b.owners) {
-            if let Some(dependents) = state.dependents.get_mut(&owner.uid) {
-                dependents.remove(&node.uid);
-            }
-        }
+        state.part(before.iter().flat_map(|b| &b.owners), &node.uid);
         for owner in &node.owners {
             state.dependents.entry(owner.uid.clone()).or_default().insert(node.uid.clone());
         }
-        state.dependents.retain(|_, dependents| !dependents.is_empty());
-        if !node.owners.is_empty() || node.deleting {
+        let waits = node.deleting && node.finalizers.iter().any(|f| f == FOREGROUND || f == ORPHAN);
+        if !node.owners.is_empty() || waits {
             self.queue.add(Subject::Object(node.uid.clone()));
         }
         // Owners wait for their dependents to go or to let go.
@@ -267,10 +277,8 @@ impl Graph {
 
     fn forget(&self, state: &mut State, uid: &str) {
         let Some(node) = state.nodes.remove(uid) else { return };
+        state.part(&node.owners, uid);
         for owner in &node.owners {
-            if let Some(dependents) = state.dependents.get_mut(&owner.uid) {
-                dependents.remove(uid);
-            }
             self.queue.add(Subject::Object(owner.uid.clone()));
         }
         self.wake_dependents(state, uid);

@@ -38,6 +38,7 @@ impl Lifecycle {
         let key = Key::of(&pod.metadata);
         match decision {
             PodDecision::Keep | PodDecision::LookAt(_) => {}
+            PodDecision::MarkNotReady => self.mark_not_ready(pod, node).await?,
             PodDecision::Evict => {
                 info!(pod = %key, node, "pod leaves its node");
                 self.recorder.normal(pod, "TaintManagerEviction", format!("Marking for deletion Pod {key}"));
@@ -54,6 +55,24 @@ impl Lifecycle {
                 }
             }
         }
+        Ok(())
+    }
+    async fn mark_not_ready(&self, pod: &Pod, node: &str) -> Result<(), WriteError> {
+        let key = Key::of(&pod.metadata);
+        let now = self.context.clock.time();
+        let mut conditions: Vec<_> = pod.status.iter().flat_map(|s| s.conditions.clone().unwrap_or_default()).collect();
+        for ready in conditions.iter_mut().filter(|c| c.type_ == "Ready") {
+            ready.status = "False".to_owned();
+            ready.last_transition_time = Some(now.clone());
+        }
+        let patch = json!({
+            "metadata": { "resourceVersion": pod.metadata.resource_version },
+            "status": { "conditions": conditions },
+        });
+        let written = write::merge::<Pod>(&self.context.client, Part::Status, &key, &patch).await;
+        written.map(|pod| self.pods.observe_write(pod)).or_else(WriteError::absent_is_fine)?;
+        info!(pod = %key, node, "pod of a node that is not ready marked");
+        self.recorder.warning(pod, "NodeNotReady", "Node is not ready".to_owned());
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cleat_api::condition::{node_is_ready, node_ready};
+use cleat_api::condition::{node_is_ready, node_ready, pod_condition};
 use cleat_api::key::Meta as _;
 use cleat_api::keys::taint;
 use cleat_api::toleration::tolerates;
@@ -121,6 +121,8 @@ pub enum PodDecision {
     Keep,
     /// Something may have to be done then.
     LookAt(Timestamp),
+    /// It was ready before its node was not: nobody may rely on it any more.
+    MarkNotReady,
     /// The node's taints are not tolerated, or not any longer.
     Evict,
     /// The node is gone: nobody will ever report the pod's end. Only if a live look confirms it.
@@ -134,6 +136,9 @@ pub fn pod(seen: &PodSeen) -> PodDecision {
         let end = seen.since.checked_add(QUARANTINE).unwrap_or(Timestamp::MAX);
         return if seen.now >= end { PodDecision::Collect } else { PodDecision::LookAt(end) };
     };
+    if was_ready_before(&seen.pod, node) {
+        return PodDecision::MarkNotReady;
+    }
     let taints = node.spec.iter().flat_map(|s| s.taints.iter().flatten());
     if seen.pod.metadata.is_deleting() {
         let is_off = taints.clone().any(|t| t.key == taint::OUT_OF_SERVICE) && !node_is_ready(node);
@@ -145,6 +150,17 @@ pub fn pod(seen: &PodSeen) -> PodDecision {
         None => PodDecision::Keep,
         Some(end) if end <= seen.now => PodDecision::Evict,
         Some(end) => PodDecision::LookAt(end),
+    }
+}
+
+/// The pod has been ready since before its node ceased to be. What the node's agent said of the pod after that counts: it lives.
+fn was_ready_before(pod: &Pod, node: &Node) -> bool {
+    let conditions = node.status.iter().flat_map(|s| s.conditions.iter().flatten());
+    let Some(unready) = conditions.into_iter().find(|c| c.type_ == "Ready" && c.status != "True") else { return false };
+    let Some(ready) = pod_condition(pod, "Ready").filter(|c| c.status == "True") else { return false };
+    match (&ready.last_transition_time, &unready.last_transition_time) {
+        (Some(ready), Some(unready)) => ready.0 <= unready.0,
+        (_, _) => true,
     }
 }
 
@@ -310,6 +326,28 @@ mod tests {
             object.metadata.deletion_timestamp = serde_json::from_value(leaving(is_leaving)).unwrap();
             let node = Some(Arc::new(tainted(heard(ready), &taints)));
             let seen = PodSeen { pod: Arc::new(object), node, since: at(1500), now: at(now) };
+            assert_eq!(pod(&seen), want, "{case}");
+        }
+        let ready =
+            |status: &str, since: Value| json!([{"type": "Ready", "status": status, "lastTransitionTime": since}]);
+        let (before, after) = (json!("1970-01-01T00:00:10Z"), json!("1970-01-01T00:00:30Z"));
+        let middle = json!("1970-01-01T00:00:20Z");
+        for (case, node, pod_says, want) in [
+            ("ready on a ready node", "True", ready("True", before.clone()), Keep),
+            ("ready before the node fell silent", "Unknown", ready("True", before.clone()), PodDecision::MarkNotReady),
+            ("ready before the node was not", "False", ready("True", before.clone()), PodDecision::MarkNotReady),
+            ("ready since the same second", "False", ready("True", middle.clone()), PodDecision::MarkNotReady),
+            ("ready, nobody says since when", "False", ready("True", Value::Null), PodDecision::MarkNotReady),
+            ("said to be ready after that", "False", ready("True", after), Keep),
+            ("not ready anyway", "Unknown", ready("False", before), Keep),
+            ("nothing said", "Unknown", json!([]), Keep),
+        ] {
+            let mut object = build::pod("ns", "p", "n1", &[]);
+            object.status.get_or_insert_default().conditions = Some(serde_json::from_value(pod_says).unwrap());
+            let mut node = heard(node);
+            let says = node.status.as_mut().unwrap().conditions.as_mut().unwrap();
+            says[0].last_transition_time = Some(serde_json::from_value(middle.clone()).unwrap());
+            let seen = PodSeen { pod: Arc::new(object), node: Some(Arc::new(node)), since: at(1500), now: at(1500) };
             assert_eq!(pod(&seen), want, "{case}");
         }
         for (case, now, want) in [("missing for a moment", 1539, LookAt(at(1540))), ("missing", 1540, Collect)] {

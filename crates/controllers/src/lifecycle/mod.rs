@@ -2,6 +2,7 @@
 //!
 //! - A node that neither renews its Lease nor reports its status becomes Unknown. Not being ready, being unreachable and
 //!   being cordoned are taints on the node.
+//! - Pods that were ready when their node ceased to be are not any more.
 //! - Pods leave nodes whose `NoExecute` taints they do not tolerate, or not any longer: they are deleted as by a user, and their
 //!   node winds them down if it can.
 //! - Pods of nodes that do not exist are removed, and so are pods that are being deleted on a machine that an administrator

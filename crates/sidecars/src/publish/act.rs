@@ -15,9 +15,7 @@ use tracing::{debug, info};
 use super::Publisher;
 use super::decide::{AttachmentSeen, Decision, Publish, Unpublish, VolumeDecision};
 use crate::Failure;
-
-/// The server refuses a longer message.
-const ERROR_BYTES: usize = 1024;
+use crate::attachment::error_message;
 
 impl Publisher {
     pub(super) async fn settle_attachment(
@@ -53,6 +51,7 @@ impl Publisher {
         drop(place);
         cleat_crash::point("publish:published");
         self.confirm(attachment, &context).await?;
+        cleat_crash::point("publish:confirmed");
         info!(attachment = attachment.metadata.name, node = attachment.spec.node_name, "volume published");
         Ok(())
     }
@@ -101,6 +100,7 @@ impl Publisher {
         let finalizers = attachment.metadata.finalizers_without(&names::attacher_finalizer(&self.driver.name));
         let freed = write::set_finalizers(&self.context.client, attachment, &finalizers).await;
         freed.map(drop).or_else(WriteError::absent_is_fine)?;
+        cleat_crash::point("publish:let-go");
         info!(attachment = attachment.metadata.name, node = attachment.spec.node_name, "volume unpublished");
         if !finalizers.is_empty() {
             // Others hold the attachment still; whoever reads it must see that the volume is off.
@@ -117,9 +117,7 @@ impl Publisher {
         attaching: bool,
         failure: &Failure,
     ) -> Result<(), WriteError> {
-        let message = failure.to_string();
-        let end = message.floor_char_boundary(ERROR_BYTES);
-        let mut error = json!({ "time": self.context.clock.time(), "message": &message[..end] });
+        let mut error = json!({ "time": self.context.clock.time(), "message": error_message(failure) });
         if let (true, Failure::Call(call)) = (attaching, failure) {
             error["errorCode"] = json!(call.code() as i32);
         }
@@ -160,6 +158,7 @@ impl Publisher {
                 let finalizers = volume.metadata.finalizers_without(&names::attacher_finalizer(&self.driver.name));
                 let freed = write::set_finalizers(&self.context.client, volume, &finalizers).await;
                 freed.map(drop).or_else(WriteError::absent_is_fine)?;
+                cleat_crash::point("publish:volume-let-go");
             }
         }
         Ok(Outcome::Done)

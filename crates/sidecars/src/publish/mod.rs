@@ -11,7 +11,7 @@
 //!   disagree the call is made again, and nothing is concluded from the list alone.
 //!
 //! Crash points: `publish:volume-held`, `publish:attachment-held`, `publish:published` (before the status says so),
-//! `publish:unpublished` (before the finalizer goes).
+//! `publish:confirmed`, `publish:unpublished` (before the finalizer goes), `publish:let-go`, `publish:volume-let-go`.
 
 mod act;
 pub mod decide;
@@ -28,6 +28,7 @@ use k8s_openapi::api::storage::v1::VolumeAttachment;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
+use crate::attachment::only_errors_differ;
 use crate::driver::Capability;
 use crate::{Context, Driver, Failure};
 
@@ -122,21 +123,6 @@ fn wake(observed: &observe::Observed, attachments: &Queue<String>, volumes: &Que
         let node = change.object().metadata.name.clone().unwrap_or_default();
         seen.attachments_of_node(&node).iter().for_each(|a| add(a));
     });
-}
-
-/// Our own note of a failure must not wake us: that would undo the backoff.
-fn only_errors_differ(old: &VolumeAttachment, new: &VolumeAttachment) -> bool {
-    let bare = |attachment: &VolumeAttachment| {
-        let mut bare = attachment.clone();
-        bare.metadata.resource_version = None;
-        if let Some(status) = &mut bare.status {
-            status.attach_error = None;
-            status.detach_error = None;
-        }
-        bare.status.get_or_insert_default();
-        bare
-    };
-    old.metadata.resource_version != new.metadata.resource_version && bare(old) == bare(new)
 }
 
 impl Publisher {

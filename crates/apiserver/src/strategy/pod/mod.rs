@@ -7,7 +7,7 @@ mod table;
 mod valid;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus};
+use k8s_openapi::api::core::v1::{Pod, PodCondition, PodSpec, PodStatus};
 use serde_json::Value;
 
 use crate::descriptor::Descriptor;
@@ -27,6 +27,17 @@ pub(super) fn check_template(path: &str, spec: &PodSpec) -> Vec<FieldError> {
     valid::spec(path, None, spec)
 }
 
+/// No scheduler looks at such a pod, so it says from the start why it waits.
+fn gated() -> PodCondition {
+    PodCondition {
+        type_: "PodScheduled".into(),
+        status: "False".into(),
+        reason: Some("SchedulingGated".into()),
+        message: Some("Scheduling is blocked due to non-empty scheduling gates".into()),
+        ..Default::default()
+    }
+}
+
 impl Strategy for Pods {
     type Object = Pod;
 
@@ -42,8 +53,14 @@ impl Strategy for Pods {
     fn prepare_create(pod: &mut Pod, _now: Timestamp) {
         pod.metadata.generation = Some(1);
         let class = pod.spec.as_ref().map(defaults::quality);
-        pod.status =
-            Some(PodStatus { phase: Some("Pending".into()), qos_class: class.map(Into::into), ..Default::default() });
+        let is_gated =
+            pod.spec.as_ref().and_then(|s| s.scheduling_gates.as_ref()).is_some_and(|gates| !gates.is_empty());
+        pod.status = Some(PodStatus {
+            phase: Some("Pending".into()),
+            qos_class: class.map(Into::into),
+            conditions: is_gated.then(|| vec![gated()]),
+            ..Default::default()
+        });
     }
 
     fn prepare_update(new: &mut Pod, old: &Pod) {

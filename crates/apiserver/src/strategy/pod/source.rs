@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{HostPathVolumeSource, Volume};
 
-use super::super::claim;
+use super::super::{check_flex_options, claim};
 use crate::field::FieldError;
 use crate::names;
 
@@ -38,6 +38,7 @@ pub(super) fn check(path: &str, volume: &Volume, errors: &mut Vec<FieldError>) {
     }
     if let Some(source) = &volume.flex_volume {
         required(errors, "flexVolume.driver", Some(&source.driver));
+        check_flex_options(&format!("{path}.flexVolume.options"), source.options.as_ref(), errors);
     }
     if let Some(source) = &volume.iscsi {
         required(errors, "iscsi.targetPortal", Some(&source.target_portal));

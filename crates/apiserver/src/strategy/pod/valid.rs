@@ -216,6 +216,16 @@ mod tests {
                 json!({ "volumes": [{ "name": "v", "hostPath": { "path": "/x", "type": "Folder" } }] }),
                 "spec.volumes[0].hostPath.type",
             ),
+            (
+                "flex without a driver",
+                json!({ "volumes": [{ "name": "v", "flexVolume": { "driver": "" } }] }),
+                "spec.volumes[0].flexVolume.driver",
+            ),
+            (
+                "a flex option with a key of Kubernetes' own",
+                json!({ "volumes": [{ "name": "v", "flexVolume": { "driver": "d", "options": { "my.k8s.io/a": "" } } }] }),
+                "spec.volumes[0].flexVolume.options[my.k8s.io/a]",
+            ),
             ("a toleration of nothing", json!({ "tolerations": [{ "value": "x" }] }), "spec.tolerations[0].operator"),
             (
                 "a short toleration of no execution",

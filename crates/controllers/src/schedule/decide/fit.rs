@@ -13,6 +13,7 @@ use super::World;
 use super::host::{Facts, Handle, Host, driver_of};
 use super::needs::{Delayed, Needs};
 use super::why::Reason;
+use super::world::Report;
 
 /// Classes whose volumes administrators make.
 const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
@@ -25,20 +26,24 @@ pub(super) struct Choice {
 }
 
 impl World {
-    /// The reasons are those of the first question that the node fails.
+    /// The reasons are those of the first question that the node fails. Where the pod's volumes can be is one question.
     pub(super) fn fit(&self, host: &Host, facts: &Facts, needs: &Needs) -> Result<Choice, Vec<Reason>> {
         admits(facts, &needs.pod)?;
         has_room(host, facts, needs)?;
         if needs.is_exclusive_taken {
             return Err(vec![Reason::Exclusive]);
         }
-        if needs.is_volume_gone {
-            return Err(vec![Reason::VolumeGone]);
-        }
+        let mut against = Vec::new();
         if !needs.bound.iter().all(|volume| host.reaches(&facts.node, volume)) {
-            return Err(vec![Reason::VolumeAffinity]);
+            against.push(Reason::VolumeAffinity);
         }
-        let choice = self.choose(host, facts, needs).map_err(|reason| vec![reason])?;
+        let choice = self.choose(host, facts, needs).map_err(|reason| against.push(reason)).unwrap_or_default();
+        if needs.is_volume_gone {
+            against.push(Reason::VolumeGone);
+        }
+        if !against.is_empty() {
+            return Err(against);
+        }
         if !needs.bound.iter().all(|volume| is_in_zone(volume, facts)) {
             return Err(vec![Reason::Zone]);
         }
@@ -142,14 +147,24 @@ impl World {
 
     /// Drivers that report what they have free must have enough where this node is.
     fn has_storage(&self, facts: &Facts, delayed: &Delayed) -> Result<(), Reason> {
-        let driver = self.drivers.get(&delayed.class.provisioner);
-        let is_tracked = driver.is_some_and(|driver| driver.spec.storage_capacity == Some(true));
-        let class = delayed.class.metadata.name.as_deref().unwrap_or_default();
-        let mut reports = facts.capacities.get(class).into_iter().flatten().filter_map(|key| self.capacities.get(key));
-        if is_tracked && delayed.bytes > 0 && !reports.any(|report| report.holds(delayed.bytes)) {
+        let Some(mut reports) = self.reports(facts, delayed) else { return Ok(()) };
+        if delayed.bytes > 0 && !reports.any(|report| report.holds(delayed.bytes)) {
             return Err(Reason::NoStorage);
         }
         Ok(())
+    }
+
+    /// What the claim's driver says it has free where this node is; `None` for a driver that does not count.
+    pub(super) fn reports<'w>(
+        &'w self,
+        facts: &'w Facts,
+        delayed: &Delayed,
+    ) -> Option<impl Iterator<Item = &'w Report> + use<'w>> {
+        let driver = self.drivers.get(&delayed.class.provisioner);
+        driver.filter(|driver| driver.spec.storage_capacity == Some(true))?;
+        let class = delayed.class.metadata.name.as_deref().unwrap_or_default();
+        let keys = facts.capacities.get(class).into_iter().flatten();
+        Some(keys.filter_map(|key| self.capacities.get(key)))
     }
 }
 
@@ -160,9 +175,8 @@ fn admits(facts: &Facts, pod: &Pod) -> Result<(), Vec<Reason>> {
     if facts.is_cordoned && !tolerates(tolerations, &cordon()) {
         return Err(vec![Reason::Cordoned]);
     }
-    if let Some(taint) = untolerated(facts, tolerations, &["NoSchedule", "NoExecute"]).next() {
-        let value = taint.value.clone().unwrap_or_default();
-        return Err(vec![Reason::Taint { key: taint.key.clone(), value }]);
+    if untolerated(facts, tolerations, &["NoSchedule", "NoExecute"]).next().is_some() {
+        return Err(vec![Reason::Taint]);
     }
     let selected = spec.node_selector.iter().flatten().all(|(key, value)| facts.label(key) == Some(value));
     let affinity = spec.affinity.as_ref().and_then(|a| a.node_affinity.as_ref());

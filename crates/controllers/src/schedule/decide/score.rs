@@ -1,12 +1,15 @@
 //! Which of the nodes that take a pod is best. Pure.
 
-use cleat_api::claim::capacity;
+use std::collections::BTreeMap;
+
+use cleat_api::claim::{capacity, claim_class, requested};
 use cleat_api::selector::term_matches;
 
 use super::World;
 use super::fit::{Choice, untolerated};
 use super::host::{Facts, Host};
 use super::needs::Needs;
+use super::world::Report;
 
 /// The best and the worst score of one question.
 const BEST: i64 = 100;
@@ -42,26 +45,40 @@ impl World {
         best.map(|(_, candidate)| candidate)
     }
 
-    /// Existing volumes: the less of them is wasted, the better. New ones: the more is left where they are made.
+    /// Existing volumes: the less of them is wasted, the better. New ones: the more is left where they are made. Class by class,
+    /// and then the mean.
     fn storage(&self, candidate: &Candidate<'_>, needs: &Needs) -> i64 {
         let choice = &candidate.choice;
-        if !choice.taken.is_empty() {
-            let share = |wanted: i64, has: i64| if has > 0 { BEST * wanted.min(has) / has } else { 0 };
-            let shares = choice.taken.iter().map(|(volume, claim)| {
-                let wanted = cleat_api::claim::requested(claim).map_or(0, |q| q.to_bytes());
-                share(wanted, capacity(volume).map_or(0, |q| q.to_bytes()))
-            });
-            return shares.sum::<i64>() / i64::try_from(choice.taken.len()).unwrap_or(1);
+        let mut classes: BTreeMap<&str, (i64, i64)> = BTreeMap::new();
+        for (volume, claim) in &choice.taken {
+            let (asked, offered) = classes.entry(claim_class(claim).unwrap_or_default()).or_default();
+            *asked += requested(claim).map_or(0, |q| q.to_bytes());
+            *offered += capacity(volume).map_or(0, |q| q.to_bytes());
         }
-        let left = needs.delayed.iter().filter_map(|delayed| {
-            let class = delayed.class.metadata.name.as_deref()?;
-            let reports = candidate.facts.capacities.get(class)?.iter().filter_map(|key| self.capacities.get(key));
-            let most = reports.filter_map(|report| report.left()).max().filter(|most| *most > 0)?;
-            Some(BEST - BEST.saturating_mul(delayed.bytes.min(most)) / most)
-        });
-        let left: Vec<i64> = left.collect();
-        left.iter().sum::<i64>() / i64::try_from(left.len().max(1)).unwrap_or(1)
+        if !choice.taken.is_empty() {
+            return mean(classes.values().map(|(asked, offered)| used(*asked, *offered)));
+        }
+        for delayed in &needs.delayed {
+            let left =
+                self.reports(candidate.facts, delayed).and_then(|reports| reports.filter_map(Report::left).max());
+            let (Some(left), Some(class)) = (left, delayed.class.metadata.name.as_deref()) else { continue };
+            let (asked, offered) = classes.entry(class).or_default();
+            *asked += delayed.bytes;
+            *offered = left;
+        }
+        mean(classes.values().map(|(asked, offered)| BEST - used(*asked, *offered)))
     }
+}
+
+/// How much of what is offered would be used.
+fn used(asked: i64, offered: i64) -> i64 {
+    if offered <= 0 || asked > offered { BEST } else { BEST.saturating_mul(asked) / offered }
+}
+
+fn mean(scores: impl Iterator<Item = i64>) -> i64 {
+    let (sum, count) = scores.fold((0, 0), |(sum, count), score| (sum + score, count + 1));
+    // Rounded.
+    if count == 0 { 0 } else { (2 * sum + count) / (2 * count) }
 }
 
 fn most(values: &[i64]) -> i64 {

@@ -46,7 +46,7 @@ impl BitOr for Causes {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
     Cordoned,
-    Taint { key: String, value: String },
+    Taint,
     Affinity,
     Ports,
     TooManyPods,
@@ -65,7 +65,7 @@ pub enum Reason {
 impl Reason {
     pub fn cause(&self) -> Causes {
         match self {
-            Self::Cordoned | Self::Taint { .. } => Causes::TAINTS,
+            Self::Cordoned | Self::Taint => Causes::TAINTS,
             Self::Affinity => Causes::LABELS,
             Self::Ports | Self::TooManyPods | Self::Insufficient(_) | Self::Disk => Causes::ROOM,
             Self::Exclusive => Causes::EXCLUSIVE,
@@ -81,7 +81,8 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Cordoned => "node(s) were unschedulable",
-            Self::Taint { key, value } => return write!(f, "node(s) had untolerated taint {{{key}: {value}}}"),
+            // Which taints is the administrator's business, not that of everybody who may read the pod.
+            Self::Taint => "node(s) had untolerated taint(s)",
             Self::Affinity => "node(s) didn't match Pod's node affinity/selector",
             Self::Ports => "node(s) didn't have free ports for the requested pod ports",
             Self::TooManyPods => "Too many pods",

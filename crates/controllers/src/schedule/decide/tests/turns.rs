@@ -34,20 +34,35 @@ fn the_best_of_the_nodes_that_fit() {
     });
     assert_eq!(said, "p: reserve b volumes [tight] claims []", "the volume that wastes least");
     let said = alone(|s| {
-        s.driver(json!({"storageCapacity": true}));
-        for (node, size) in [("a", "2Gi"), ("b", "9Gi")] {
+        for (node, sizes) in [("a", ["1Gi", "10Gi"]), ("b", ["4Gi", "4Gi"])] {
             s.node(node, json!({}));
-            s.capacity(
-                node,
-                "wait",
-                json!({"capacity": size,
-                "nodeTopology": {"matchLabels": {"kubernetes.io/hostname": node}}}),
-            );
+            for (number, size) in sizes.into_iter().enumerate() {
+                s.volume(&format!("{node}{number}"), "local", size, on_host(node));
+            }
         }
-        s.claim("c", "wait", json!({}));
-        s.pod("p", &["c"], json!({}));
+        s.claim("c", "local", json!({}));
+        s.claim("d", "local", json!({}));
+        s.pod("p", &["c", "d"], json!({}));
     });
-    assert_eq!(said, "p: reserve b volumes [] claims [c]", "where most storage is left");
+    assert_eq!(said, "p: reserve b volumes [b0,b1] claims []", "volumes of one class count together");
+    let reported = |counts: bool| {
+        alone(move |s| {
+            s.driver(json!({"storageCapacity": counts}));
+            for (node, size) in [("a", "2Gi"), ("b", "9Gi")] {
+                s.node(node, json!({}));
+                s.capacity(
+                    node,
+                    "wait",
+                    json!({"capacity": size,
+                    "nodeTopology": {"matchLabels": {"kubernetes.io/hostname": node}}}),
+                );
+            }
+            s.claim("c", "wait", json!({}));
+            s.pod("p", &["c"], json!({}));
+        })
+    };
+    assert_eq!(reported(true), "p: reserve b volumes [] claims [c]", "where most storage is left");
+    assert_eq!(reported(false), "p: reserve a volumes [] claims [c]", "a driver that does not count is not compared");
 }
 
 #[test]

@@ -492,6 +492,18 @@ fn a_pod_of_the_same_name_is_another_pod() {
     assert_eq!(s.turn(), ["p: bind n1"]);
 }
 
+#[test]
+fn everything_against_a_pods_volumes_is_said() {
+    let said = alone(|s| {
+        s.node("n1", json!({}));
+        s.bound("far", json!({}), on_host("n2"));
+        s.claim("none", "local", json!({}));
+        s.pod("p", &["far", "none"], json!({}));
+    });
+    let both = format!("1 {NO_VOLUME}, 1 node(s) didn't match PersistentVolume's node affinity");
+    assert_eq!(said, format!("p: wait 0/1 nodes are available: {both}."));
+}
+
 /// Disks that old plugins had are the volumes of the drivers that took over.
 #[test]
 fn volumes_of_old_plugins_are_their_drivers() {
