@@ -26,6 +26,7 @@ use tokio::task::JoinSet;
 const ROUNDS: usize = 200;
 const WARM_UP: usize = 20;
 const SENDERS: usize = 64;
+const REST: Duration = Duration::from_secs(2);
 /// A step that takes this long is broken, not slow.
 const PATIENCE: Duration = Duration::from_secs(900);
 
@@ -113,11 +114,11 @@ impl Bench {
         let step = Step::begin(format!("{count} claims created → Bound"), count);
         self.send((0..count).map(|n| wanted(&format!("storm-{n}"), CLASS))).await;
         self.all_bound(count).await;
-        step.end();
+        step.end().await;
         let step = Step::begin(format!("{count} claims deleted → volumes and images gone"), count);
         self.delete_all().await;
         self.until("no volume is left", || self.volumes.is_empty()).await;
-        step.end();
+        step.end().await;
         assert_eq!(images(&self.pool), 0, "images are left");
     }
 
@@ -134,7 +135,7 @@ impl Bench {
         let step = Step::begin(format!("{count} static pairs, claims created → Bound"), count);
         self.send((0..count).map(|n| wanted(&format!("pair-{n}"), "static"))).await;
         self.all_bound(count).await;
-        step.end();
+        step.end().await;
         self.delete_all().await;
         for name in self.volumes.names() {
             let volume = bare(build::volume(&name, "static", "1Gi"));
@@ -338,8 +339,11 @@ impl Step {
         Self { name, count, begun: Instant::now(), cpu: Usage::now().cpu }
     }
 
-    fn end(self) {
+    async fn end(self) {
         let (took, usage) = (self.begun.elapsed().as_secs_f64(), Usage::now());
+        // Memory is that of a stack at rest.
+        tokio::time::sleep(REST).await;
+        let all_mib = Usage::now().all_mib;
         let cpu = usage.cpu.saturating_sub(self.cpu).as_secs_f64();
         let count = self.count as f64;
         println!(
@@ -347,7 +351,7 @@ impl Step {
             self.name,
             count / took,
             cpu * 1000.0 / count,
-            usage.all_mib
+            all_mib
         );
     }
 }

@@ -20,6 +20,16 @@ pub enum Decision {
     LetGo,
 }
 
+impl Decision {
+    /// Is there anything to do?
+    pub fn is_work(&self) -> bool {
+        match self {
+            Self::Protect | Self::LetGo => true,
+            Self::Settled | Self::Keep(_) => false,
+        }
+    }
+}
+
 pub fn claim<P: Borrow<Pod>>(claim: &PersistentVolumeClaim, pods: &[P]) -> Decision {
     match (claim.metadata.is_deleting(), claim.metadata.has_finalizer(finalizer::PVC_PROTECTION)) {
         (false, true) | (true, false) => Decision::Settled,

@@ -48,11 +48,20 @@ pub async fn run(context: Context, stop: CancellationToken) {
 }
 
 fn wake(observed: &observe::Observed, queue: &Queue<Subject>) {
-    let q = queue.clone();
-    observed.claims.subscribe(move |change| q.add(Subject::Claim(Key::of(&change.object().metadata))));
+    // Most changes of claims and volumes are nothing to protection, and whether they are is soon told.
+    let (q, seen) = (queue.clone(), observed.clone());
+    observed.claims.subscribe(move |change| {
+        let (claim, key) = (change.object(), Key::of(&change.object().metadata));
+        let users = seen.users(&key);
+        if decide::claim(claim, &users).is_work() || decide::usage(claim, &users).is_some() {
+            q.add(Subject::Claim(key));
+        }
+    });
     let q = queue.clone();
     observed.volumes.subscribe(move |change| {
-        q.add(Subject::Volume(change.object().metadata.name.clone().unwrap_or_default()));
+        if decide::volume(change.object()).is_work() {
+            q.add(Subject::Volume(change.object().metadata.name.clone().unwrap_or_default()));
+        }
     });
     let q = queue.clone();
     observed.attributes.subscribe(move |change| {
