@@ -107,3 +107,29 @@ pub fn default_class<'a>(classes: impl IntoIterator<Item = &'a StorageClass>) ->
         newest_first.then_with(|| a.metadata.name.cmp(&b.metadata.name))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build;
+
+    #[test]
+    fn the_newest_of_the_default_classes_is_the_default() {
+        let class = |name: &str, marks: &[(&str, &str)], age: i64| {
+            let mut class = build::class(name, build::DRIVER);
+            marks.iter().for_each(|(key, value)| build::annotate(&mut class.metadata, key, value));
+            class.metadata.creation_timestamp = Some(build::time(age));
+            class
+        };
+        let (now, before) = (annotation::DEFAULT_CLASS, annotation::DEFAULT_CLASS_BETA);
+        for (case, classes, want) in [
+            ("none is marked", vec![class("a", &[], 1), class("b", &[(now, "false")], 2)], None),
+            ("marked in the older way", vec![class("a", &[(before, "true")], 1)], Some("a")),
+            ("the newest wins", vec![class("a", &[(now, "true")], 1), class("b", &[(now, "true")], 2)], Some("b")),
+            ("then the name", vec![class("b", &[(now, "true")], 1), class("a", &[(before, "true")], 1)], Some("a")),
+            ("any other word is no mark", vec![class("a", &[(now, "yes")], 1)], None),
+        ] {
+            assert_eq!(default_class(&classes).and_then(|c| c.metadata.name.as_deref()), want, "{case}");
+        }
+    }
+}

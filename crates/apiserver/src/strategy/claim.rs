@@ -303,6 +303,7 @@ mod tests {
 
     #[test]
     fn claims_change_only_where_they_may() {
+        let gold = json!({ "volumeAttributesClassName": "gold" });
         let larger = json!({ "resources": { "requests": { "storage": "3Gi" } } });
         for (case, phase, before, after, field) in [
             ("nothing", "Pending", json!({}), json!({}), None),
@@ -313,6 +314,10 @@ mod tests {
             ("the size while pending", "Pending", json!({}), larger.clone(), Some("spec")),
             ("the size when bound", "Bound", json!({}), larger.clone(), None),
             ("the mode", "Bound", json!({}), json!({ "volumeMode": "Block" }), Some("spec")),
+            ("no class any more", "Pending", json!({}), json!({ "storageClassName": null }), Some("spec")),
+            ("a class where none was wanted", "Pending", json!({ "storageClassName": "" }), json!({}), Some("spec")),
+            ("the attributes while pending", "Pending", json!({}), gold.clone(), Some("spec")),
+            ("the attributes when bound", "Bound", json!({}), gold.clone(), None),
             (
                 "shrink below the capacity",
                 "Bound",
@@ -332,6 +337,57 @@ mod tests {
             let new = claim(spec(after), phase, "2Gi");
             let errors = Claims::validate_update(&new, &old);
             assert_eq!(errors.first().map(|e| e.field.as_str()), field, "{case}: {errors:?}");
+        }
+    }
+
+    #[test]
+    fn attributes_that_a_volume_has_stay_named() {
+        let with = |class: Option<&str>, current: Option<&str>| {
+            let mut c = claim(spec(json!({ "volumeAttributesClassName": class })), "Bound", "2Gi");
+            c.status.as_mut().unwrap().current_volume_attributes_class_name = current.map(ToOwned::to_owned);
+            c
+        };
+        let field = Some("spec.volumeAttributesClassName");
+        for (case, current, after, want) in [
+            ("others", Some("gold"), Some("silver"), None),
+            ("none", Some("gold"), None, field),
+            ("none, in other words", Some("gold"), Some(""), field),
+            ("none, before it has them", None, None, None),
+        ] {
+            let errors = Claims::validate_update(&with(after, current), &with(Some("gold"), current));
+            assert_eq!(errors.first().map(|e| e.field.as_str()), want, "{case}: {errors:?}");
+        }
+    }
+
+    #[test]
+    fn the_class_that_the_older_annotation_names_may_be_written_down() {
+        let with = |class: Option<&str>| {
+            let mut c = claim(spec(json!({ "storageClassName": class })), "Pending", "0");
+            c.metadata.annotations = Some([(annotation::STORAGE_CLASS_BETA.to_owned(), "fast".to_owned())].into());
+            c
+        };
+        for (class, want) in [("fast", None), ("slow", Some("spec"))] {
+            let errors = Claims::validate_update(&with(Some(class)), &with(None));
+            assert_eq!(errors.first().map(|e| e.field.as_str()), want, "{class}: {errors:?}");
+        }
+    }
+
+    #[test]
+    fn sources_say_the_same_twice_or_nothing() {
+        let known = json!({ "apiGroup": SNAPSHOTS, "kind": "VolumeSnapshot", "name": "s" });
+        let other = json!({ "apiGroup": "example.com", "kind": "Backup", "name": "b" });
+        let far = json!({ "kind": "PersistentVolumeClaim", "name": "c", "namespace": "elsewhere" });
+        for (case, change, want) in [
+            ("the older field", json!({ "dataSource": known }), Some("VolumeSnapshot")),
+            ("the newer field", json!({ "dataSourceRef": other }), Some("Backup")),
+            ("a kind that the older field does not know", json!({ "dataSource": other }), None),
+            ("another namespace", json!({ "dataSourceRef": far }), None),
+        ] {
+            let mut made = claim(spec(change), "Pending", "0");
+            Claims::prepare_create(&mut made, Timestamp::UNIX_EPOCH);
+            let spec = made.spec.unwrap();
+            assert_eq!(spec.data_source.as_ref().map(|s| s.kind.as_str()), want, "{case}");
+            assert_eq!(spec.data_source_ref.as_ref().map(|s| s.kind.as_str()), want, "{case}");
         }
     }
 

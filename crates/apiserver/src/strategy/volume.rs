@@ -1,7 +1,9 @@
 //! PersistentVolume.
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeSpec, PersistentVolumeStatus, SecretReference};
+use k8s_openapi::api::core::v1::{
+    NodeSelectorTerm, PersistentVolume, PersistentVolumeSpec, PersistentVolumeStatus, SecretReference,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::Value;
 
@@ -114,7 +116,7 @@ impl Strategy for Volumes {
             errors.push(FieldError::forbidden("spec.persistentvolumesource", why));
         }
         immutable("spec.volumeMode", &new.volume_mode, &old.volume_mode, &mut errors);
-        if old.node_affinity.is_some() && new.node_affinity != old.node_affinity {
+        if old.node_affinity.is_some() && new.node_affinity != old.node_affinity && !only_renames(&new, &old) {
             errors.push(FieldError::invalid("spec.nodeAffinity", &new.node_affinity, "field is immutable"));
         }
         if old.volume_attributes_class_name.is_some() && new.volume_attributes_class_name.is_none() {
@@ -282,6 +284,34 @@ fn check_source(spec: &PersistentVolumeSpec, errors: &mut Vec<FieldError>) {
     }
 }
 
+/// Labels that nodes had under another name once.
+const RENAMED: [(&str, &str); 5] = [
+    ("beta.kubernetes.io/os", "kubernetes.io/os"),
+    ("beta.kubernetes.io/arch", "kubernetes.io/arch"),
+    ("beta.kubernetes.io/instance-type", "node.kubernetes.io/instance-type"),
+    ("failure-domain.beta.kubernetes.io/zone", "topology.kubernetes.io/zone"),
+    ("failure-domain.beta.kubernetes.io/region", "topology.kubernetes.io/region"),
+];
+
+/// The affinities differ only in labels that have their new name now.
+fn only_renames(new: &PersistentVolumeSpec, old: &PersistentVolumeSpec) -> bool {
+    let terms = |spec: &PersistentVolumeSpec| {
+        let required = spec.node_affinity.as_ref().and_then(|a| a.required.clone());
+        required.map(|r| r.node_selector_terms).unwrap_or_default()
+    };
+    let (new, old) = (terms(new), terms(old));
+    let same_rules = |(new, old): (&NodeSelectorTerm, &NodeSelectorTerm)| {
+        let (now, before) = (new.match_expressions.iter().flatten(), old.match_expressions.iter().flatten());
+        now.clone().count() == before.clone().count()
+            && new.match_fields == old.match_fields
+            && now.zip(before).all(|(now, before)| {
+                let named = now.key == before.key || RENAMED.contains(&(before.key.as_str(), now.key.as_str()));
+                named && now.operator == before.operator && now.values == before.values
+            })
+    };
+    new.len() == old.len() && new.iter().zip(&old).all(same_rules)
+}
+
 fn check_secret(path: &str, reference: Option<&SecretReference>, errors: &mut Vec<FieldError>) {
     let Some(reference) = reference else { return };
     for (part, value) in [("name", &reference.name), ("namespace", &reference.namespace)] {
@@ -334,6 +364,28 @@ mod tests {
             assert_eq!(errors.first().map(|e| e.field.as_str()), Some(field), "{case}: {errors:?}");
         }
         assert!(Volumes::validate(&volume(json!({}))).is_empty());
+    }
+
+    #[test]
+    fn an_affinity_once_set_changes_only_the_names_of_labels() {
+        let at = |key: &str, zone: &str| {
+            let rule = json!({ "key": key, "operator": "In", "values": [zone] });
+            json!({ "nodeAffinity": { "required": { "nodeSelectorTerms": [{ "matchExpressions": [rule] }] } } })
+        };
+        let (beta, now) = ("failure-domain.beta.kubernetes.io/zone", "topology.kubernetes.io/zone");
+        let field = Some("spec.nodeAffinity");
+        for (case, before, after, want) in [
+            ("set", json!({}), at(now, "a"), None),
+            ("the same", at(now, "a"), at(now, "a"), None),
+            ("its label's new name", at(beta, "a"), at(now, "a"), None),
+            ("its label's old name", at(now, "a"), at(beta, "a"), field),
+            ("another place, with the new name", at(beta, "a"), at(now, "b"), field),
+            ("another label", at(beta, "a"), at("rack", "a"), field),
+            ("none any more", at(now, "a"), json!({}), field),
+        ] {
+            let errors = Volumes::validate_update(&volume(after), &volume(before));
+            assert_eq!(errors.first().map(|e| e.field.as_str()), want, "{case}: {errors:?}");
+        }
     }
 
     #[test]

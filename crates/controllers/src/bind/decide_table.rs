@@ -121,6 +121,14 @@ fn a_claim_without_a_volume_waits_or_asks_for_one() {
             ClaimSeen { consumers: vec!["p".to_owned()], ..with_class(seen(classed("wait")), Some(waiting_class())) },
             Waits(Wait::ForPods(vec!["p".to_owned()])),
         ),
+        (
+            "a free volume is for the scheduler to choose",
+            ClaimSeen {
+                candidates: vec![Arc::new(build::volume("v", "wait", "1Gi"))],
+                ..with_class(seen(classed("wait")), Some(waiting_class()))
+            },
+            Waits(Wait::ForFirstConsumer),
+        ),
         ("the scheduler chose a node", with_class(seen(chosen), Some(waiting_class())), ask(true)),
     ] {
         assert_eq!(claim(&seen), want, "{case}");
@@ -238,6 +246,8 @@ fn a_volume_follows_its_claim() {
         spec.csi = spec.csi.take().filter(|_| csi);
         v
     };
+    let mut kept = with("Available", &made);
+    kept.spec.as_mut().unwrap().persistent_volume_reclaim_policy = Some("Retain".to_owned());
     let mut block = c.clone();
     block.spec.as_mut().unwrap().volume_mode = Some(about::BLOCK.to_owned());
     use VolumeDecision::{Fail, LeaveToClaim, SetPhase, Settled, Unbind as Give, WrongMode};
@@ -270,6 +280,9 @@ fn a_volume_follows_its_claim() {
             Give(Unbind::KeepName),
         ),
         ("its claim took another, it was made for it", with("Pending", &made), owner(&elsewhere), SetPhase("Released")),
+        ("that, and it is released already", with("Released", &made), owner(&elsewhere), Settled),
+        ("that, and it could not be deleted", with("Failed", &made), owner(&elsewhere), Settled),
+        ("its claim took another, it was made to be kept", kept, owner(&elsewhere), Give(Unbind::KeepName)),
     ] {
         assert_eq!(volume(&v, &owner), want, "{case}");
     }
@@ -412,4 +425,22 @@ fn only_who_made_a_volume_deletes_it() {
     ] {
         assert_eq!(volume(&v, &Owner::Gone), want, "{case}");
     }
+}
+
+#[test]
+fn a_bind_says_what_else_its_writes_need_to_know() {
+    let c = build::claim("ns", "c", Some("wait"), "1Gi");
+    let bound = |finalizers: &[&str], in_use: bool| {
+        let mut v = reserved(build::volume("v", "wait", "1Gi"), &c, Some("uid-c"));
+        v.metadata.finalizers = Some(finalizers.iter().map(ToString::to_string).collect());
+        let seen =
+            ClaimSeen { candidates: vec![Arc::new(v)], in_use, ..with_class(seen(c.clone()), Some(waiting_class())) };
+        match claim(&seen) {
+            ClaimDecision::Bind(binding) => binding,
+            other => panic!("set aside for it, whatever it waits for: {other:?}"),
+        }
+    };
+    assert!(bound(&[finalizer::PROVISIONER], false).together, "it cannot vanish meanwhile");
+    assert!(!bound(&[finalizer::PV_PROTECTION], false).together);
+    assert!(bound(&[], true).in_use && !bound(&[], false).in_use);
 }

@@ -96,7 +96,15 @@ mod tests {
         let mut of_predecessor = made.as_ref().clone();
         of_predecessor.metadata.owner_references.as_mut().unwrap()[0].uid = "uid-before".to_owned();
         let refused = Decision::Refuse { volume: "data".to_owned(), claim: Key::namespaced("ns", "p-data") };
+        let plain = build::pod("ns", "p", "", &["c"]);
+        let bare = {
+            let mut p = build::pod("ns", "p", "", &[]);
+            build::ephemeral_volume(&mut p, "data");
+            p
+        };
         for (case, pod, there, want) in [
+            ("a claim of somebody's is not made", plain, None, vec![]),
+            ("nothing to make it from", bare, None, vec![]),
             ("its claim is there", pod(), Some(made.as_ref().clone()), vec![]),
             ("a claim of that name is somebody else's", pod(), Some(foreign), vec![refused.clone()]),
             ("the pod owns the claim, but not as its controller", pod(), Some(tolerated), vec![refused.clone()]),

@@ -2,14 +2,14 @@
 
 use cleat_api::keys::annotation;
 use k8s_openapi::api::core::v1::PersistentVolume;
-use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::api::storage::v1::{StorageClass, VolumeAttachment};
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::json;
 use tonic::Status;
 
 use super::driver::{Answer, Scripted};
-use super::rig::{DRIVER, Rig, annotated, hasty, until};
+use super::rig::{DRIVER, Rig, annotated, create, hasty, until};
 
 const HOLD: &str = "cleat.dev/provisioning";
 
@@ -131,6 +131,18 @@ async fn a_volume_that_cannot_be_deleted_is_tried_again_and_one_to_be_kept_is_ke
     rig.delete("c").await;
     rig.event(&volume.name_any(), "VolumeFailedDelete", "in use").await;
     assert_eq!(driver.script.lock().deleted.len(), 2);
+
+    rig.claim("attached", "plain", json!({})).await;
+    let volume = rig.bound("attached").await.name_any();
+    let spec = json!({ "attacher": DRIVER, "nodeName": "n1", "source": { "persistentVolumeName": volume } });
+    create(&rig.all::<VolumeAttachment>(), json!({ "metadata": { "name": "va" }, "spec": spec })).await;
+    rig.claims().delete("attached", &DeleteParams::default()).await.unwrap();
+    let said = format!("persistentvolume {volume} is still attached to node n1");
+    rig.event(&volume, "VolumeFailedDelete", &said).await;
+    assert_eq!(driver.script.lock().deleted.len(), 2, "it waits");
+    rig.all::<VolumeAttachment>().delete("va", &DeleteParams::default()).await.unwrap();
+    rig.gone("attached").await;
+    driver.until("nothing is left", |s| s.volumes.is_empty().then_some(())).await;
 
     rig.claim("kept", "plain", json!({})).await;
     let volume = rig.bound("kept").await.name_any();

@@ -31,7 +31,12 @@ impl Provisioner {
                 write::set_finalizers(&self.context.client, volume, &finalizers).await?;
             }
             VolumeDecision::Release => self.release(volume.clone()).await?,
-            VolumeDecision::WaitForDetach(node) => debug!(node, "released volume is still attached"),
+            VolumeDecision::WaitForDetach(node) => {
+                debug!(node, "released volume is still attached");
+                let name = volume.metadata.name.as_deref().unwrap_or_default();
+                let why = format!("persistentvolume {name} is still attached to node {node}");
+                self.recorder.warning(volume, "VolumeFailedDelete", why);
+            }
             VolumeDecision::Refuse(why) => self.recorder.warning(volume, "VolumeFailedDelete", why),
             VolumeDecision::Delete { handle, secret } => {
                 let secrets = self.deletion_secrets(volume, secret).await?;
@@ -102,7 +107,12 @@ impl Provisioner {
             let finalizers = held.metadata.finalizers_without(finalizer::PROVISIONER);
             match write::set_finalizers(&self.context.client, &held, &finalizers).await {
                 Err(error) if error.is_conflict() => now = write::live(&self.context.client, &key).await?,
-                result => return result.map(drop).or_else(WriteError::absent_is_fine),
+                // Seen at once: what is deleted is not deleted again because the watch is behind.
+                Ok(freed) => {
+                    self.observed.volumes.observe_write(freed);
+                    return Ok(());
+                }
+                Err(error) => return error.absent_is_fine(),
             }
         }
         Ok(())

@@ -1,5 +1,7 @@
 //! Tables of the claim's decisions and requests.
 
+mod moved;
+
 use std::collections::HashMap;
 
 use cleat_api::access;
@@ -125,6 +127,12 @@ fn a_claim_is_served_by_the_driver_it_names_and_once() {
             ClaimDecision::Wait(Wait::ForPopulator),
         ),
         (
+            "the source is in another namespace",
+            able(),
+            ClaimSeen { source: Source::Elsewhere, ..seen(asked("fast"), fast()) },
+            refuse("sources in other namespaces are not supported"),
+        ),
+        (
             "a selector cannot be provisioned for",
             able(),
             seen(selecting, fast()),
@@ -195,6 +203,8 @@ fn a_claim_is_let_go_when_its_volume_is_certain() {
     };
     let plain = |deleting| held(deleting, |_| {});
     let point: fn(&mut PersistentVolumeClaim) = |c| c.spec.as_mut().unwrap().volume_name = Some("v".to_owned());
+    let of_another: fn(&mut PersistentVolumeClaim) =
+        |c| build::annotate(&mut c.metadata, annotation::STORAGE_PROVISIONER, "other");
     let free = |deleting| {
         let mut c = plain(deleting);
         c.metadata.finalizers = None;
@@ -220,10 +230,13 @@ fn a_claim_is_let_go_when_its_volume_is_certain() {
         ("going, recorded", recorded(seen(plain(true), fast())), "let go"),
         ("going, never called", seen(plain(true), fast()), "let go"),
         ("going, not held", seen(free(true), fast()), "nothing"),
+        ("going, held by another driver's provisioner", seen(held(true, of_another), fast()), "nothing"),
+        ("that from of old", inherited(seen(held(true, of_another), fast())), "nothing"),
         ("going, not held, and held when we began", inherited(seen(free(true), fast())), "nothing"),
         ("going, a call in doubt", pending(seen(plain(true), fast())), "repeat"),
         ("going, a call in doubt, and now recorded", recorded(pending(seen(plain(true), fast()))), "let go"),
         ("going, an earlier provisioner may have called", inherited(seen(plain(true), fast())), "provision"),
+        ("that, and its volume is recorded", recorded(inherited(seen(plain(true), fast()))), "let go"),
         ("that, and it would have been refused", inherited(seen(selecting, fast())), "let go"),
         ("that, and no node was chosen", inherited(seen(plain(true), Some(waiting))), "let go"),
         ("that, and its class is gone", inherited(seen(plain(true), None)), "wait"),
@@ -253,6 +266,11 @@ fn a_clone_is_made_from_a_bound_volume_of_the_same_driver() {
     let origin = made.request.volume_content_source.unwrap().r#type.unwrap();
     assert!(matches!(origin, content::Type::Volume(v) if v.volume_id == "handle-v"));
     assert_eq!(made.cloned, Some(Key::namespaced("ns", "src")));
+
+    let mut far = asked("fast");
+    let far_source = json!({ "kind": "PersistentVolumeClaim", "name": "src", "namespace": "elsewhere" });
+    far.spec.as_mut().unwrap().data_source_ref = Some(serde_json::from_value(far_source).unwrap());
+    assert!(source::is_elsewhere(&far) && source::cloned(&far).is_none(), "another namespace's is not ours to copy");
 
     let change = |edit: fn(&mut PersistentVolumeClaim, &mut PersistentVolume)| {
         let (mut source, mut volume) = pair();

@@ -149,6 +149,8 @@ mod tests {
         foreign.spec.as_mut().unwrap().csi.as_mut().unwrap().driver = "other".to_owned();
         let mut adopted = released("Released", "Delete", true);
         build::annotate(&mut adopted.metadata, annotation::PROVISIONED_BY, "other");
+        let mut disguised = foreign.clone();
+        build::annotate(&mut disguised.metadata, annotation::PROVISIONED_BY, DRIVER);
         let delete = VolumeDecision::Delete { handle: "handle-v".to_owned(), secret: Credentials::None };
         let nothing = VolumeDecision::Nothing;
         for (case, v, nodes, want) in [
@@ -168,7 +170,8 @@ mod tests {
             ("to be kept after all", released("Released", "Retain", true), &[], VolumeDecision::Release),
             ("deleted while bound", deleting(released("Bound", "Delete", true)), &[], nothing.clone()),
             ("another driver's", foreign, &[], nothing.clone()),
-            ("made by another provisioner", adopted, &[], nothing),
+            ("made by another provisioner", adopted, &[], nothing.clone()),
+            ("made by us, and of another driver", disguised, &[], nothing),
         ] {
             assert_eq!(volume(&volume_seen(v, nodes, None)), want, "{case}");
         }
