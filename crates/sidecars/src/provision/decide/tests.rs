@@ -435,6 +435,7 @@ fn the_operators_choices_show_in_the_request() {
     let mut reading = asked("fast");
     reading.metadata.uid = Some("ab-cd-ef".to_owned());
     reading.spec.as_mut().unwrap().access_modes = Some(vec!["ReadOnlyMany".to_owned()]);
+    assert!(!plan(&seen(reading.clone(), fast())).unwrap().read_only, "only where the operator says so");
     let made = planned(&seen(reading, fast()), Fetched::default(), &able(), &choices).unwrap();
     assert_eq!(made.request.name, "disk-abcd");
     assert_eq!(made.fs_type.as_deref(), Some("btrfs"));

@@ -54,7 +54,6 @@ pub fn requirement(
         return Ok(None);
     }
     let preferred = match &chosen {
-        Some(_) if choices.strict_topology => requisite.clone(),
         Some((_, here)) => {
             let first = requisite.iter().position(|term| is_part(term, here));
             let first = first.ok_or_else(|| {
