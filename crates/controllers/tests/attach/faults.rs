@@ -148,6 +148,8 @@ async fn nothing_is_detached_that_its_node_is_told_of() {
     rig.forget_pod("p").await;
     rig.gone(&attachment).await;
     rig.told("n1", &[]).await;
+    // It is gone a moment before the answer is noted.
+    rig.faults.asked(&format!("DELETE {ATTACHMENTS}/{attachment}")).await;
     let log = rig.faults.log();
     let first = |from: usize, what: &str| from + log[from..].iter().position(|line| line.starts_with(what)).unwrap();
     let look = first(0, LOOK);
