@@ -254,7 +254,9 @@ impl Tally {
             let mut revision = "0".to_owned();
             loop {
                 let request = requests.watch(&WatchParams::default(), &revision).expect("a request");
-                let mut events = Box::pin(client.request_events::<Seen>(request).await.expect("a watch"));
+                // The stack goes before this task does.
+                let Ok(events) = client.request_events::<Seen>(request).await else { return };
+                let mut events = Box::pin(events);
                 while let Some(Ok(event)) = events.next().await {
                     match event {
                         WatchEvent::Added(seen) | WatchEvent::Modified(seen) => {

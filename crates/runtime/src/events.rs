@@ -26,7 +26,7 @@ const WAITING_AT_MOST: usize = 4096;
 const REPEAT_EVERY: Duration = Duration::from_secs(5);
 /// How long an event waits for others to be written with it.
 const GATHERING: Duration = Duration::from_millis(50);
-/// How many events are on their way to the server at the same time.
+/// Of how many objects events are on their way to the server at the same time.
 const AT_ONCE: usize = 64;
 /// How many different events are remembered for counting.
 const REMEMBERED: usize = 4096;
@@ -121,6 +121,22 @@ struct Series {
     written: Instant,
 }
 
+/// What is told of one object is told in order.
+fn by_subject(writes: Vec<Write>) -> Vec<Vec<Write>> {
+    let mut places: HashMap<String, usize> = HashMap::new();
+    let mut groups: Vec<Vec<Write>> = Vec::new();
+    for write in writes {
+        let (Write::Create { id, .. } | Write::Count { id, .. }) = &write;
+        let uid = id.split('/').next().unwrap_or_default().to_owned();
+        let place = *places.entry(uid).or_insert(groups.len());
+        if place == groups.len() {
+            groups.push(Vec::new());
+        }
+        groups[place].push(write);
+    }
+    groups
+}
+
 /// What is written for a note.
 enum Write {
     Create { id: String, event: Box<Event> },
@@ -199,13 +215,21 @@ impl Writer {
     async fn write_all(&mut self, writes: Vec<Write>) {
         let mut left = writes;
         while !left.is_empty() {
-            let done: Vec<_> = {
+            let done: Vec<Vec<Outcome>> = {
                 let client = &self.client;
-                futures::stream::iter(left).map(|write| perform(client, write)).buffered(AT_ONCE).collect().await
+                let told = futures::stream::iter(by_subject(left)).map(|writes| async move {
+                    let mut done = Vec::with_capacity(writes.len());
+                    for write in writes {
+                        done.push(perform(client, write).await);
+                    }
+                    done
+                });
+                told.buffer_unordered(AT_ONCE).collect().await
             };
             // What expired on the server begins anew.
             left = done
                 .into_iter()
+                .flatten()
                 .filter_map(|outcome| match outcome {
                     Outcome::Written => None,
                     Outcome::Failed(id) => {

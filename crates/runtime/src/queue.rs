@@ -51,6 +51,9 @@ enum Urgency {
     Later,
 }
 
+/// As good as never, and still a time.
+const NEVER: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
+
 /// The watch brings what somebody else wrote within about this time.
 const AFTER_CONFLICT: Duration = Duration::from_millis(10);
 
@@ -138,7 +141,8 @@ impl<K: QueueKey> Queue<K> {
 
     /// Adds the key after a while; asked for several times, at the earliest of these.
     pub fn add_after(&self, key: K, delay: Duration) {
-        let due = Instant::now() + delay;
+        let now = Instant::now();
+        let due = now.checked_add(delay).unwrap_or(now + NEVER);
         let timer = {
             let mut state = self.0.state.lock();
             if state.alarms.get(&key).is_some_and(|alarm| alarm.due <= due) {
@@ -346,6 +350,7 @@ mod tests {
         assert_eq!(begun.elapsed().as_secs(), 5);
         queue.done(&"a");
         assert!(tokio::time::timeout(seconds(100), queue.next()).await.is_err(), "the others are void");
+        queue.add_after("a", Duration::MAX);
         queue.add_after("a", seconds(60));
         assert_eq!(queue.next().await, "a");
     }

@@ -31,8 +31,8 @@ enum End {
     Resume(String),
     /// The history from there on is gone.
     TooOld,
-    /// Go on from this revision, after a pause.
-    Failed { error: String, at: String },
+    /// Go on from this revision, after a pause; a short one if the watch had worked.
+    Failed { error: String, at: String, worked: bool },
 }
 
 pub(crate) async fn reflect<K>(client: Client, cache: Cache<K>, kind: &'static str, stop: CancellationToken)
@@ -67,7 +67,10 @@ where
                     None
                 }
                 End::TooOld => None,
-                End::Failed { error, at } => {
+                End::Failed { error, at, worked } => {
+                    if worked {
+                        pause = FIRST_PAUSE;
+                    }
                     from = Some(at);
                     Some(error)
                 }
@@ -121,21 +124,25 @@ where
     let mut lines = match opened.await {
         Ok(lines) => lines,
         Err(kube::Error::Api(status)) if status.code == 410 => return End::TooOld,
-        Err(error) => return End::Failed { error: error.to_string(), at: revision },
+        Err(error) => return End::Failed { error: error.to_string(), at: revision, worked: false },
     };
+    let mut worked = false;
     loop {
         let line = match tokio::time::timeout(SILENCE, lines.next()).await {
             Ok(Ok(Some(line))) => line,
             Ok(Ok(None)) => return End::Resume(revision),
-            Ok(Err(error)) => return End::Failed { error: error.to_string(), at: revision },
-            Err(_) => return End::Failed { error: "the server is silent".to_owned(), at: revision },
+            Ok(Err(error)) => return End::Failed { error: error.to_string(), at: revision, worked },
+            Err(_) => return End::Failed { error: "the server is silent".to_owned(), at: revision, worked },
         };
         match take(cache, &line) {
-            Ok(Taken::Upto(newest)) => revision = newest,
+            Ok(Taken::Upto(newest)) => {
+                revision = newest;
+                worked = true;
+            }
             Ok(Taken::Nothing) => {}
             Ok(Taken::End(status)) if status.code == 410 => return End::TooOld,
-            Ok(Taken::End(status)) => return End::Failed { error: status.to_string(), at: revision },
-            Err(error) => return End::Failed { error: error.to_string(), at: revision },
+            Ok(Taken::End(status)) => return End::Failed { error: status.to_string(), at: revision, worked },
+            Err(error) => return End::Failed { error: error.to_string(), at: revision, worked: false },
         }
     }
 }

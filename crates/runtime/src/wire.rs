@@ -4,6 +4,7 @@
 //! body on the way. Everything this crate reads goes through here instead.
 
 use std::borrow::Cow;
+use std::io;
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use http_body_util::BodyExt as _;
@@ -97,6 +98,7 @@ impl Lines {
             self.chunk = loop {
                 match self.body.frame().await {
                     None => return Ok(None),
+                    Some(Err(error)) if is_cut_off(&error) => return Ok(None),
                     Some(frame) => match frame?.into_data() {
                         Ok(data) => break data,
                         Err(_trailers) => {}
@@ -105,6 +107,19 @@ impl Lines {
             };
         }
     }
+}
+
+/// Has the connection ended without a farewell? Proxies end quiet ones like that; it is as good an end as any.
+fn is_cut_off(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(found) = cause {
+        let kind = found.downcast_ref::<io::Error>().map(io::Error::kind);
+        if matches!(kind, Some(io::ErrorKind::UnexpectedEof | io::ErrorKind::TimedOut)) {
+            return true;
+        }
+        cause = found.source();
+    }
+    error.to_string().contains("unexpected EOF during chunk")
 }
 
 /// As much of an event of a watch as tells whether the rest is news.
@@ -229,6 +244,37 @@ mod tests {
             r#"{"metadata":{"managedFields":null}}"#.to_owned(),
         ] {
             assert_eq!(slim(text.as_bytes()), text.as_bytes());
+        }
+    }
+
+    #[tokio::test]
+    async fn lines_come_whole_whatever_the_pieces_and_the_end() {
+        type Piece = Result<&'static str, io::ErrorKind>;
+        let lines = async |pieces: Vec<Piece>| {
+            let frames = pieces.into_iter().map(|piece| match piece {
+                Ok(text) => Ok(http_body::Frame::data(Bytes::from_static(text.as_bytes()))),
+                Err(kind) => Err(io::Error::from(kind)),
+            });
+            let body = Body::wrap_body(http_body_util::StreamBody::new(futures::stream::iter(frames)));
+            let mut lines = Lines { body, chunk: Bytes::new(), begun: BytesMut::new() };
+            let mut read = Vec::new();
+            loop {
+                match lines.next().await {
+                    Ok(Some(line)) => read.push(String::from_utf8(line.to_vec()).unwrap()),
+                    Ok(None) => return (read, true),
+                    Err(_) => return (read, false),
+                }
+            }
+        };
+        for (case, pieces, read, well) in [
+            ("one piece", vec![Ok("a\nb\n")], vec!["a", "b"], true),
+            ("in the middle of lines", vec![Ok("a"), Ok("b\nc"), Ok("d"), Ok("\n")], vec!["ab", "cd"], true),
+            ("the last is cut off", vec![Ok("a\nb")], vec!["a"], true),
+            ("no farewell", vec![Ok("a\n"), Err(io::ErrorKind::UnexpectedEof)], vec!["a"], true),
+            ("a failure", vec![Ok("a\n"), Err(io::ErrorKind::PermissionDenied)], vec!["a"], false),
+        ] {
+            let read: Vec<String> = read.into_iter().map(ToOwned::to_owned).collect();
+            assert_eq!(lines(pieces).await, (read, well), "{case}");
         }
     }
 

@@ -34,7 +34,7 @@ mod observe;
 
 use std::time::{Duration, Instant};
 
-use cleat_api::{Key, claim, flex, pod};
+use cleat_api::{claim, flex, pod};
 use cleat_flex::Drivers;
 use cleat_runtime::write::WriteError;
 use cleat_runtime::{Backoff, Change, Outcome, Queue, Recorder, work};
@@ -124,17 +124,18 @@ fn wake(observed: &observe::Observed, queues: &Queues) {
     });
     let (seen, add) = (observed.clone(), touch.clone());
     observed.claims.subscribe(move |change| {
+        if seen.is_claim_at_rest(change.object()) {
+            return;
+        }
         let volume = claim::volume_name(change.object());
-        let volume = volume.filter(|name| !seen.is_at_rest(Some(&Key::of(&change.object().metadata)), name));
         volume.and_then(|name| seen.unique_of_volume(name)).into_iter().for_each(&add);
     });
     let (q, seen, add) = (queues.nodes.clone(), observed.clone(), touch.clone());
     observed.volumes.subscribe(move |change| {
-        let name = change.object().metadata.name.as_deref().unwrap_or_default();
-        let claim = claim::claim_ref(change.object()).map(claim::claim_ref_key);
-        if seen.is_at_rest(claim.as_ref(), name) {
+        if seen.is_volume_at_rest(change) {
             return;
         }
+        let name = change.object().metadata.name.as_deref().unwrap_or_default();
         seen.unique_of_volume(name).into_iter().for_each(&add);
         seen.nodes_of_attachments(name).into_iter().for_each(|node| q.add(node));
     });

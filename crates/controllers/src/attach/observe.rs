@@ -201,10 +201,26 @@ impl Observed {
         stored.chain(inline.filter(attached_by)).collect()
     }
 
-    /// Has no pod the claim, and no node the volume? Then it is nothing to us what becomes of them.
-    pub(super) fn is_at_rest(&self, claim: Option<&Key>, volume: &str) -> bool {
-        !claim.is_some_and(|claim| self.pods_by_claim.has(&claim.to_string()))
-            && !self.attachments_by_volume.has(volume)
+    /// Has no pod the claim, and no node its volume? Then it is nothing to us what becomes of them.
+    pub(super) fn is_claim_at_rest(&self, claim: &PersistentVolumeClaim) -> bool {
+        let attached = volume_name(claim).is_some_and(|name| {
+            let unique = self.unique_of_volume(name);
+            self.attachments_by_volume.has(name) || unique.is_some_and(|unique| self.attachments_by_inline.has(&unique))
+        });
+        !attached && !self.pods_by_claim.has(&Key::of(&claim.metadata).to_string())
+    }
+
+    /// The same of a volume, and of the claims that it was and is meant for.
+    pub(super) fn is_volume_at_rest(&self, change: &Change<PersistentVolume>) -> bool {
+        let old = match change {
+            Change::Applied { old, .. } => old.as_deref(),
+            Change::Deleted(_) => None,
+        };
+        let volume = change.object().as_ref();
+        let mut claims = old.into_iter().chain([volume]).filter_map(claim_ref).map(claim_ref_key);
+        !self.attachments_by_volume.has(volume.metadata.name.as_deref().unwrap_or_default())
+            && !unique(volume).is_some_and(|unique| self.attachments_by_inline.has(&unique))
+            && !claims.any(|claim| self.pods_by_claim.has(&claim.to_string()))
     }
 
     /// Nodes with an attachment of this volume.

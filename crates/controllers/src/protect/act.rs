@@ -1,8 +1,11 @@
 //! Puts the protection finalizers on and takes them off.
 
+use std::time::Duration;
+
 use cleat_api::condition;
 use cleat_api::key::{Key, Meta as _};
 use cleat_api::keys::finalizer;
+use cleat_runtime::Outcome;
 use cleat_runtime::write::{self, Part, WriteError};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
@@ -11,17 +14,20 @@ use tracing::{debug, info};
 use super::Protector;
 use super::decide::{self, Decision};
 
+/// When a claim is looked at again that is used by a pod the cache does not show.
+const UNHEARD: Duration = Duration::from_secs(10);
+
 impl Protector {
     pub(super) async fn settle_claim(
         &self,
         claim: &PersistentVolumeClaim,
         decision: Decision,
-    ) -> Result<(), WriteError> {
+    ) -> Result<Outcome, WriteError> {
         let finalizers = match decision {
-            Decision::Settled => return Ok(()),
+            Decision::Settled => return Ok(Outcome::Done),
             Decision::Keep(pod) => {
                 debug!(pod, "claim is in use and stays");
-                return Ok(());
+                return Ok(Outcome::Done);
             }
             Decision::Protect => claim.metadata.finalizers_with(finalizer::PVC_PROTECTION),
             Decision::LetGo => {
@@ -29,17 +35,17 @@ impl Protector {
                 let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
                 let pods: Vec<Pod> = write::list_live(&self.context.client, Some(namespace)).await?;
                 if let Some(pod) = decide::user(claim, &pods) {
+                    // Its end may never be heard of, if it comes and goes while the watch starts over.
                     debug!(pod, "claim is in use after all and stays");
-                    return Ok(());
+                    return Ok(Outcome::Again(UNHEARD));
                 }
                 info!(claim = %Key::of(&claim.metadata), "unused claim let go");
                 claim.metadata.finalizers_without(finalizer::PVC_PROTECTION)
             }
         };
-        write::set_finalizers(&self.context.client, claim, &finalizers)
-            .await
-            .map(drop)
-            .or_else(WriteError::absent_is_fine)
+        let written = write::set_finalizers(&self.context.client, claim, &finalizers).await;
+        written.map(drop).or_else(WriteError::absent_is_fine)?;
+        Ok(Outcome::Done)
     }
 
     /// Says on the claim whether pods use it.

@@ -87,10 +87,11 @@ impl Protector {
                 let Some(claim) = self.observed.claims.get(&key) else { return Ok(Outcome::Done) };
                 let users = self.observed.users(&key);
                 let decision = decide::claim(&claim, &users);
-                self.settle_claim(&claim, decision).await?;
+                let outcome = self.settle_claim(&claim, decision).await?;
                 if let Some(in_use) = decide::usage(&claim, &users) {
                     self.tell(&claim, in_use).await?;
                 }
+                return Ok(outcome);
             }
             Subject::Volume(name) => {
                 let Some(volume) = self.observed.volumes.named(&name) else { return Ok(Outcome::Done) };

@@ -5,6 +5,7 @@ use cleat_api::names;
 use cleat_controllers::attach::Policy;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
+use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
 use super::rig::{Rig, claimed, create, patch_status, until};
@@ -166,4 +167,23 @@ async fn while_a_flex_driver_starts_nothing_is_begun_and_nothing_taken_away() {
     assert!(rig.all::<VolumeAttachment>().get_opt(&new).await.unwrap().is_none(), "it may attach nothing");
     std::fs::write(&go, "").unwrap();
     rig.made(&new).await;
+}
+
+#[tokio::test]
+async fn a_volume_that_is_taken_from_its_claim_leaves_the_node() {
+    let rig = Rig::new().await;
+    rig.install_flex("{}");
+    rig.start(Policy::default());
+    rig.node("n1").await;
+    let unique = rig.flex_volume("v", &["ReadWriteOnce"]).await;
+    rig.pod("p", "n1", claimed("v")).await;
+    let attachment = rig.flex_attachment("v", "n1");
+    rig.made(&attachment).await;
+    rig.confirm_device(&attachment, "/dev/a").await;
+    rig.told_device("n1", &unique, "/dev/a").await;
+    // The pod stays, and nothing else happens that would bring the volume to mind.
+    let free = Patch::Merge(json!({ "spec": { "claimRef": null } }));
+    rig.all::<PersistentVolume>().patch("v", &PatchParams::default(), &free).await.unwrap();
+    rig.gone(&attachment).await;
+    rig.told("n1", &[]).await;
 }

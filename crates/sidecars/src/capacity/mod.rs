@@ -91,6 +91,8 @@ pub async fn run(context: Context, mut driver: Driver, mut options: Options, sto
 impl Publisher {
     fn wake(&self) {
         self.queue.add(Subject::Everything);
+        // What an earlier publisher told may be long ago.
+        self.wanted().into_iter().for_each(|item| self.queue.add(Subject::Item(item)));
         let q = self.queue.clone();
         self.observed.classes.subscribe(move |_| q.add(Subject::Everything));
         let q = self.queue.clone();
