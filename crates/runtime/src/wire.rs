@@ -251,12 +251,16 @@ mod tests {
     async fn lines_come_whole_whatever_the_pieces_and_the_end() {
         type Piece = Result<&'static str, io::ErrorKind>;
         let lines = async |pieces: Vec<Piece>| {
-            let frames = pieces.into_iter().map(|piece| match piece {
-                Ok(text) => Ok(http_body::Frame::data(Bytes::from_static(text.as_bytes()))),
-                Err(kind) => Err(io::Error::from(kind)),
+            let service = tower::service_fn(move |_| {
+                let frames = pieces.clone().into_iter().map(|piece| match piece {
+                    Ok(text) => Ok(http_body::Frame::data(Bytes::from_static(text.as_bytes()))),
+                    Err(kind) => Err(io::Error::from(kind)),
+                });
+                let body = http_body_util::StreamBody::new(futures::stream::iter(frames));
+                std::future::ready(Ok::<_, std::convert::Infallible>(http::Response::new(body)))
             });
-            let body = Body::wrap_body(http_body_util::StreamBody::new(futures::stream::iter(frames)));
-            let mut lines = Lines { body, chunk: Bytes::new(), begun: BytesMut::new() };
+            let client = Client::new(service, "default");
+            let mut lines = Lines::open(&client, http::Request::new(Vec::new())).await.unwrap();
             let mut read = Vec::new();
             loop {
                 match lines.next().await {
