@@ -299,3 +299,28 @@ async fn perform(client: &Client, write: Write) -> Outcome {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_of_one_object_stays_in_order() {
+        let write = |id: &str| Write::Create { id: id.to_owned(), event: Box::default() };
+        let ids = ["a/Normal/first", "b/Normal/first", "a/Normal/second", "c/Normal/first", "b/Warning/second"];
+        let groups = by_subject(ids.into_iter().map(write).collect());
+        let id = |write: &Write| {
+            let (Write::Create { id, .. } | Write::Count { id, .. }) = write;
+            id.clone()
+        };
+        let groups: Vec<Vec<String>> = groups.iter().map(|group| group.iter().map(id).collect()).collect();
+        assert_eq!(
+            groups,
+            [
+                vec!["a/Normal/first", "a/Normal/second"],
+                vec!["b/Normal/first", "b/Warning/second"],
+                vec!["c/Normal/first"]
+            ]
+        );
+    }
+}
