@@ -13,10 +13,10 @@ mod volumes;
 mod why;
 mod world;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use cleat_api::claim::{claim_class, is_reserved_for, requested, volume_name};
+use cleat_api::claim::{claim_class, claim_ref, claim_ref_key, is_reserved_for, requested, volume_name};
 use cleat_api::key::{Key, Meta as _};
 use cleat_api::keys::annotation;
 use cleat_api::pod::claim_volumes;
@@ -87,8 +87,12 @@ impl World {
         let Some(acting) = self.acting.remove(key) else { return };
         match (decision, outcome) {
             (Decision::Reserve { .. } | Decision::Bind { .. }, Outcome::Failed) => {
+                let set_aside = acting.volumes.iter().filter_map(|v| Some(claim_ref_key(claim_ref(self.volume(v)?)?)));
+                let claims: BTreeSet<Key> = set_aside.chain(acting.claims.iter().cloned()).collect();
                 acting.claims.iter().for_each(|claim| self.revert_claim(claim));
                 acting.volumes.iter().for_each(|volume| self.assume_volume(volume, None));
+                // Others may have counted on what was assumed for this pod, with nothing left to write themselves.
+                claims.iter().for_each(|claim| self.wake_other_users(claim, key));
                 if self.placed.get(key).is_some_and(|placed| placed.reserved.is_some() && placed.uid == acting.uid) {
                     self.vacate(key);
                 }

@@ -361,6 +361,12 @@ impl World {
         }
     }
 
+    /// The pods that share a claim with this one.
+    pub(super) fn wake_other_users(&mut self, claim: &Key, than: &Key) {
+        let users = self.users.get(claim).cloned().unwrap_or_default();
+        users.iter().filter(|user| *user != than).for_each(|user| self.wake_pod(user));
+    }
+
     pub(super) fn claim_changed(&mut self, key: &Key) {
         for user in self.users.get(key).cloned().unwrap_or_default() {
             self.recount(&user);

@@ -437,6 +437,27 @@ fn what_could_not_be_written_is_not_assumed_any_longer() {
 }
 
 #[test]
+fn who_shares_a_claim_looks_again_when_it_could_not_be_written() {
+    for (class, p, q) in [
+        ("wait", "p: reserve n1 volumes [] claims [c]", "q: reserve n1 volumes [] claims [c]"),
+        ("local", "p: reserve n1 volumes [v] claims []", "q: reserve n1 volumes [v] claims []"),
+    ] {
+        let mut s = Scene::with_nodes(&["n1"]);
+        s.volume("v", "local", "1Gi", json!({}));
+        s.claim("c", class, json!({}));
+        s.pod("p", &["c"], json!({}));
+        s.pod("q", &["c"], json!({}));
+        assert_eq!(s.turn(), [p, "q: await"], "p writes for both");
+        s.fail();
+        let next = s.turn();
+        assert!(next.len() == 1 && next[0].starts_with("q: give up"), "{next:?}");
+        s.carry_out();
+        s.world.retry(&Key::namespaced("ns", "q"));
+        assert_eq!(s.turn(), [q]);
+    }
+}
+
+#[test]
 fn pods_of_one_turn_see_each_others_choices() {
     let mut s = Scene::with_nodes(&["n1"]);
     s.volume("v", "local", "1Gi", json!({}));
