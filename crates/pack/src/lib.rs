@@ -76,6 +76,11 @@ impl Packed {
         }
     }
 
+    /// The text where it is kept as it is.
+    pub fn whole(&self) -> Option<Arc<[u8]>> {
+        self.sample.is_none().then(|| self.bytes.clone())
+    }
+
     /// The sample it is packed with, if it is packed.
     pub fn sample(&self) -> Option<&Arc<Sample>> {
         self.sample.as_ref()

@@ -53,9 +53,15 @@ impl Kept {
         Self { key: entry.key.clone(), value, created: entry.created, modified: entry.modified }
     }
 
+    /// The length of its value.
+    pub fn length(&self) -> usize {
+        self.value.length() as usize
+    }
+
     pub fn entry(&self) -> Entry {
         let Self { key, value, created, modified } = self;
-        Entry { key: key.clone(), value: value.text().into(), created: *created, modified: *modified }
+        let value = value.whole().map_or_else(|| value.text().into(), Bytes::from_owner);
+        Entry { key: key.clone(), value, created: *created, modified: *modified }
     }
 }
 

@@ -91,7 +91,8 @@ fn text(number: u8) -> Bytes {
 }
 
 fn number(text: &Bytes) -> u8 {
-    let number = text.split(|byte| *byte == b' ').next().and_then(|n| std::str::from_utf8(n).ok()?.parse().ok()).unwrap();
+    let number =
+        text.split(|byte| *byte == b' ').next().and_then(|n| std::str::from_utf8(n).ok()?.parse().ok()).unwrap();
     assert_eq!(*text, self::text(number), "the whole value comes back");
     number
 }
@@ -158,11 +159,15 @@ async fn check(store: &EmbeddedStore, model: &mut Model, step: &Step) {
                 Ok(snapshot) => {
                     assert!(shown >= model.compacted && shown <= model.revision());
                     assert_eq!(snapshot.revision, shown);
-                    let found: Vec<(String, Cell)> =
-                        snapshot.entries().map(|e| (e.key.to_string(), (number(&e.value), e.created, e.modified))).collect();
+                    let found: Vec<(String, Cell)> = snapshot
+                        .entries()
+                        .map(|e| (e.key.to_string(), (number(&e.value), e.created, e.modified)))
+                        .collect();
                     let want = model.at(shown).iter().filter(|(k, _)| k.starts_with(PREFIXES[p]));
-                    let want: Vec<_> =
-                        want.filter(|(k, _)| from.is_none_or(|f| **k >= f)).map(|(k, v)| ((*k).to_owned(), *v)).collect();
+                    let want: Vec<_> = want
+                        .filter(|(k, _)| from.is_none_or(|f| **k >= f))
+                        .map(|(k, v)| ((*k).to_owned(), *v))
+                        .collect();
                     let cut = limit.unwrap_or(want.len()).min(want.len());
                     assert_eq!(found, want[..cut]);
                     assert_eq!(snapshot.more, want.len() - cut);

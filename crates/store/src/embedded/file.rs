@@ -263,7 +263,8 @@ fn load(path: &Path, database: &Database, seal: Option<&Seal>) -> Result<(Loaded
             (Form::Plain(bytes), _) => (Packed::plain(bytes), bytes.to_vec()),
             (Form::Packed { sample, length, bytes }, _) => {
                 used.insert(sample);
-                let (_, sample) = samples.get(&sample).ok_or_else(|| corrupt(format!("{key}: its sample is missing")))?;
+                let (_, sample) =
+                    samples.get(&sample).ok_or_else(|| corrupt(format!("{key}: its sample is missing")))?;
                 Packed::read(sample, length, bytes).ok_or_else(|| corrupt(format!("{key}: it cannot be unpacked")))?
             }
             (Form::Sealed(_), None) => {

@@ -108,7 +108,8 @@ mod tests {
     #[test]
     fn a_sample_is_stored_until_it_surely_is() {
         let mut packer = Packer::default();
-        let before = (1..).take_while(|n| pack(&mut packer, *n).value.sample().is_none() && packer.unsaved().is_empty());
+        let before =
+            (1..).take_while(|n| pack(&mut packer, *n).value.sample().is_none() && packer.unsaved().is_empty());
         let n = before.last().unwrap() + 2;
         let packed = pack(&mut packer, n);
         let used = packed.value.sample().unwrap();
