@@ -19,9 +19,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::descriptor::Descriptor;
 use crate::field::FieldError;
+use crate::managed::Precedents;
 use crate::meta::NameRule;
 use crate::schema::Schema;
 use crate::schema::builtin::Definitions;
+use crate::strict::Outlines;
 use crate::table::{Column, ColumnOf};
 use crate::view::Conversion;
 
@@ -189,6 +191,13 @@ pub(crate) enum Source<'a> {
     Value(Value),
 }
 
+/// What was worked out about objects of a kind and holds for others like them.
+#[derive(Default)]
+pub(crate) struct Learned {
+    pub(crate) precedents: Precedents,
+    pub(crate) outlines: Outlines,
+}
+
 pub(crate) trait Kind: Send + Sync {
     fn descriptor(&self) -> &Descriptor;
     fn name_rule(&self) -> NameRule;
@@ -238,6 +247,7 @@ pub(crate) trait Kind: Send + Sync {
     fn schema(&self) -> &Schema {
         Schema::unknown()
     }
+    fn learned(&self) -> &Learned;
     /// Does the kind say how to merge its lists? Custom resources do not.
     fn merges_strategically(&self) -> bool {
         false
@@ -253,6 +263,7 @@ pub(crate) struct Erased<S> {
     conversion: Option<Arc<dyn Conversion>>,
     /// Built when first needed.
     schema: OnceLock<Schema>,
+    learned: Learned,
     strategy: PhantomData<fn() -> S>,
 }
 
@@ -262,6 +273,7 @@ impl<S: Strategy> Erased<S> {
             descriptor: S::descriptor(),
             conversion: S::conversion(),
             schema: OnceLock::new(),
+            learned: Learned::default(),
             strategy: PhantomData,
         }
     }
@@ -359,6 +371,10 @@ impl<S: Strategy> Kind for Erased<S> {
 
     fn schema(&self) -> &Schema {
         self.schema.get_or_init(Schema::of::<S::Object>)
+    }
+
+    fn learned(&self) -> &Learned {
+        &self.learned
     }
 
     fn merges_strategically(&self) -> bool {

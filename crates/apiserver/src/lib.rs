@@ -11,6 +11,8 @@ mod authenticate;
 mod authorize;
 mod custom;
 mod descriptor;
+#[cfg(test)]
+mod dice;
 mod discovery;
 mod endpoint;
 mod error;
@@ -23,6 +25,7 @@ mod kind;
 mod kubeconfig;
 mod limits;
 mod managed;
+mod memo;
 mod meta;
 mod metrics;
 mod names;

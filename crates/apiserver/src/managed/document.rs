@@ -24,6 +24,15 @@ impl Recorded {
         Self(owners.encode().map(Bytes::from))
     }
 
+    pub(super) fn written(text: Vec<u8>) -> Self {
+        Self(Some(text.into()))
+    }
+
+    /// Empty if there is none.
+    pub(super) fn text(&self) -> &[u8] {
+        self.0.as_deref().unwrap_or_default()
+    }
+
     pub(super) fn owners(&self) -> Owners {
         self.0.as_ref().map(|text| Owners::decode(text)).unwrap_or_default()
     }
