@@ -63,7 +63,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use api::{Api, Catalog};
-use audit::Audit;
+use audit::{Audit, Ids};
 use authenticate::token::Signer;
 use authenticate::{Caller, Peer};
 use authorize::Authorizer;
@@ -192,6 +192,7 @@ impl ApiServer {
             signer: Signer::open(&data.join("pki"))?,
             authorizer: Authorizer::default(),
             audit: audit.transpose()?,
+            ids: Ids::new(),
             metrics: Metrics::new(store.statistics(), &config.more_metrics),
         };
         let store: Arc<dyn Store> = Arc::new(store);

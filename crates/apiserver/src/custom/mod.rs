@@ -84,7 +84,7 @@ impl Conversion for Shape {
         object.kind.clone_from(&self.kind);
         self.schema.prune_fields(&mut object.body, "", &mut Vec::new());
         self.schema.fill_fields(&mut object.body);
-        object.encode()
+        object.encode().into()
     }
 
     fn keep(&self, shown: Bytes) -> Bytes {
@@ -93,7 +93,7 @@ impl Conversion for Shape {
         }
         let Ok(mut object) = object::read(&shown).and_then(CustomObject::parse) else { return shown };
         object.api_version.clone_from(&self.storage_version);
-        object.encode()
+        object.encode().into()
     }
 }
 

@@ -157,15 +157,16 @@ fn is_reset(sent: Option<&Vec<ManagedFieldsEntry>>) -> bool {
 mod tests {
     use super::*;
     use crate::dice::Dice;
-    use crate::kind::metadata_first;
     use crate::strategy;
 
     fn object(body: &Value) -> Vec<u8> {
         let mut body = body.as_object().cloned().unwrap_or_default();
-        body.insert("apiVersion".into(), "v1".into());
-        body.insert("kind".into(), "K".into());
-        body.entry("metadata").or_insert_with(|| json!({}));
-        metadata_first(Value::from(body).to_string().into_bytes())
+        let metadata = body.remove("metadata").unwrap_or_else(|| json!({}));
+        let mut text = format!(r#"{{"apiVersion":"v1","kind":"K","metadata":{metadata}"#);
+        for (name, value) in body.iter().filter(|(name, _)| !["apiVersion", "kind"].contains(&name.as_str())) {
+            text += &format!(r#","{name}":{value}"#);
+        }
+        (text + "}").into_bytes()
     }
 
     /// The same object with other values outside lists.
