@@ -28,7 +28,7 @@ async fn sweep(api: &Api, now: Timestamp) -> Duration {
     let Ok(snapshot) = api.store.list(Range { prefix: EVENTS, ..Range::default() }).await else { return PERIOD };
     // An event that comes after this is heard of after it.
     let mut oldest = now;
-    for entry in &snapshot.entries {
+    for entry in snapshot.entries() {
         let Some(last) = serde_json::from_slice::<Heard>(&entry.value).ok().and_then(|heard| heard.last()) else {
             continue;
         };

@@ -15,7 +15,7 @@ mod wire;
 pub mod work;
 pub mod write;
 
-pub use cache::{Cache, Change, Index};
+pub use cache::{Cache, Cached, Change, Index};
 pub use caches::Caches;
 pub use clock::{Clock, SystemClock};
 pub use events::{EventType, Recorder};
