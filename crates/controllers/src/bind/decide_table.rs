@@ -444,3 +444,39 @@ fn a_bind_says_what_else_its_writes_need_to_know() {
     assert!(!bound(&[finalizer::PV_PROTECTION], false).together);
     assert!(bound(&[], true).in_use && !bound(&[], false).in_use);
 }
+
+#[test]
+fn a_pair_rests_when_nothing_is_left_to_write_on_either_side() {
+    let (c, v) = build::bound(build::claim("ns", "c", None, "1Gi"), build::volume("v", "", "1Gi"));
+    let rests = |c: &PersistentVolumeClaim, v: Option<&PersistentVolume>| {
+        let complete = ClaimSeen::complete(Arc::new(c.clone()), v.cloned().map(Arc::new));
+        is_complete(c) && claim(&complete) == ClaimDecision::Settled
+    };
+    let mut marked = v.clone();
+    marked.status.as_mut().unwrap().phase = Some("Available".to_owned());
+    let mut pending = c.clone();
+    pending.status.as_mut().unwrap().phase = Some("Pending".to_owned());
+    let mut open = c.clone();
+    open.metadata.annotations = None;
+    for (case, claim, volume, want) in [
+        ("bound both ways", &c, Some(&v), true),
+        ("its volume is not in the cache", &c, None, false),
+        ("its volume is not marked", &c, Some(&marked), false),
+        ("it is not marked itself", &pending, Some(&v), false),
+        ("it was never bound", &open, Some(&v), false),
+    ] {
+        assert_eq!(rests(claim, volume), want, "{case}");
+    }
+    let free = build::claim("ns", "c", None, "1Gi");
+    let mut released = v.clone();
+    released.status.as_mut().unwrap().phase = Some("Released".to_owned());
+    for (case, v, owner, want) in [
+        ("bound", &v, Owner::Claim(Arc::new(c.clone())), true),
+        ("its claim does not point anywhere yet", &marked, Owner::Claim(Arc::new(free)), true),
+        ("its claim says it is bound", &marked, Owner::Claim(Arc::new(c)), false),
+        ("its claim is not to be seen", &v, Owner::Gone, false),
+        ("released", &released, Owner::Gone, true),
+    ] {
+        assert_eq!(volume(v, &owner).is_rest(), want, "{case}");
+    }
+}
