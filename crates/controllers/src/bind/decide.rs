@@ -145,6 +145,21 @@ pub fn claim(seen: &ClaimSeen) -> ClaimDecision {
     if is_complete(&seen.claim) { bound(seen) } else { unbound(seen) }
 }
 
+/// Has the claim been asked for since, of the provisioner that serves it, and nothing else? Whoever asked has told of it.
+pub fn was_just_asked(old: &PersistentVolumeClaim, new: &PersistentVolumeClaim, provisioner: &str) -> bool {
+    const KEYS: [&str; 2] = [annotation::STORAGE_PROVISIONER, annotation::STORAGE_PROVISIONER_BETA];
+    let (before, now) = (&old.metadata, &new.metadata);
+    let others = |meta: &ObjectMeta| {
+        let all = meta.annotations.clone().unwrap_or_default();
+        all.into_iter().filter(|(key, _)| !KEYS.contains(&key.as_str())).collect::<Vec<_>>()
+    };
+    before.annotation(annotation::STORAGE_PROVISIONER).is_none()
+        && now.annotation(annotation::STORAGE_PROVISIONER) == Some(provisioner)
+        && handover(now, &KEYS).is_none()
+        && (&old.spec, &old.status, before.is_deleting()) == (&new.spec, &new.status, now.is_deleting())
+        && others(before) == others(now)
+}
+
 /// Was the claim bound once?
 pub fn is_complete(claim: &PersistentVolumeClaim) -> bool {
     claim.metadata.annotation(annotation::BIND_COMPLETED).is_some()

@@ -480,3 +480,53 @@ fn a_pair_rests_when_nothing_is_left_to_write_on_either_side() {
         assert_eq!(volume(v, &owner).is_rest(), want, "{case}");
     }
 }
+
+#[test]
+fn a_claim_that_was_just_asked_for_is_not_looked_at_again() {
+    let plain = build::claim("ns", "c", Some("fast"), "1Gi");
+    let asked = |by: &str| {
+        let mut c = plain.clone();
+        build::annotate(&mut c.metadata, annotation::STORAGE_PROVISIONER, by);
+        build::annotate(&mut c.metadata, annotation::STORAGE_PROVISIONER_BETA, by);
+        c.metadata.finalizers = Some(vec![finalizer::PROVISIONING.to_owned()]);
+        c
+    };
+    let with = |edit: fn(&mut PersistentVolumeClaim)| {
+        let mut c = asked(build::DRIVER);
+        edit(&mut c);
+        c
+    };
+    for (case, old, new, want) in [
+        ("asked", plain.clone(), asked(build::DRIVER), true),
+        ("asked of somebody else", plain.clone(), asked("other"), false),
+        ("asked long ago", asked(build::DRIVER), asked(build::DRIVER), false),
+        ("not asked", plain.clone(), plain.clone(), false),
+        (
+            "a node was chosen",
+            plain.clone(),
+            with(|c| build::annotate(&mut c.metadata, annotation::SELECTED_NODE, "n")),
+            false,
+        ),
+        (
+            "it names a volume",
+            plain.clone(),
+            with(|c| c.spec.as_mut().unwrap().volume_name = Some("v".to_owned())),
+            false,
+        ),
+        ("it goes", plain.clone(), with(|c| c.metadata.deletion_timestamp = Some(build::time(1))), false),
+        (
+            "its phase changed",
+            plain.clone(),
+            with(|c| c.status.as_mut().unwrap().phase = Some("Lost".to_owned())),
+            false,
+        ),
+        (
+            "somebody took over",
+            plain.clone(),
+            with(|c| build::annotate(&mut c.metadata, annotation::MIGRATED_TO, "x")),
+            false,
+        ),
+    ] {
+        assert_eq!(was_just_asked(&old, &new, build::DRIVER), want, "{case}");
+    }
+}

@@ -84,7 +84,7 @@ fn wake(observed: &observe::Observed, queue: &Queue<Subject>) {
         seen.volumes_of(change, &key).filter(|volume| !seen.volume_rests(volume)).for_each(|volume| {
             q.add(Subject::Volume(volume.metadata.name.clone().unwrap_or_default()));
         });
-        if matches!(change, Change::Applied { .. }) && !seen.claim_rests(claim) {
+        if !seen.is_told(change) {
             q.add(Subject::Claim(key));
         }
     });

@@ -127,6 +127,22 @@ impl Observed {
         pointed_at.into_iter().chain(reserved)
     }
 
+    /// A look at the claim after this change would come to nothing new.
+    pub(super) fn is_told(&self, change: &Change<PersistentVolumeClaim>) -> bool {
+        match change {
+            Change::Deleted(_) => true,
+            Change::Applied { old, new } => {
+                let class = || claim_class(new).and_then(|name| self.classes.named(name));
+                let asked = |old: &PersistentVolumeClaim, class: &StorageClass| {
+                    let provisioner = migrate::driver_of(&class.provisioner).unwrap_or(&class.provisioner);
+                    decide::was_just_asked(old, new, provisioner)
+                };
+                let old = old.as_ref().filter(|old| !decide::is_complete(old));
+                self.claim_rests(new) || old.is_some_and(|old| class().is_some_and(|class| asked(old, &class)))
+            }
+        }
+    }
+
     /// The claim has what it asked for, and a look at it would come to nothing.
     pub(super) fn claim_rests(&self, claim: &Arc<PersistentVolumeClaim>) -> bool {
         let named = || volume_name(claim).and_then(|name| self.volumes.named(name));
