@@ -186,11 +186,30 @@ pub async fn set_finalizers<K: Reachable>(
     object: &K,
     finalizers: &[String],
 ) -> Result<K, WriteError> {
-    let meta = object.meta();
-    let patch = serde_json::json!({
-        "metadata": { "resourceVersion": meta.resource_version, "finalizers": finalizers }
-    });
-    merge(client, Part::Whole, &Key::of(meta), &patch).await
+    let patch = finalizers_patch(object, finalizers);
+    merge(client, Part::Whole, &Key::of(object.meta()), &patch).await
+}
+
+/// The same for a caller who does not look at what the server made of it.
+pub async fn set_finalizers_unseen<K: Reachable>(
+    client: &dyn Carrier,
+    object: &K,
+    finalizers: &[String],
+) -> Result<(), WriteError> {
+    let key = Key::of(object.meta());
+    let written = async {
+        let patch = finalizers_patch(object, finalizers);
+        let requests = requests::<K>(key.namespace.as_deref());
+        let request = requests.patch(&key.name, &PatchParams::default(), &Patch::Merge(&patch));
+        wire::send(client, built(request)?).await
+    };
+    written.await.map_err(failed::<K>("patch", &key))
+}
+
+fn finalizers_patch<K: Reachable>(object: &K, finalizers: &[String]) -> serde_json::Value {
+    serde_json::json!({
+        "metadata": { "resourceVersion": object.meta().resource_version, "finalizers": finalizers }
+    })
 }
 
 /// Deletes exactly this object; one of the same name with another uid is left alone. Absent is fine. Returns the
