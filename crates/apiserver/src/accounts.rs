@@ -26,7 +26,7 @@ async fn follow(api: &Api) -> Result<(), WatchError> {
     };
     let mut namespaces = api.store.watch(NAMESPACES, snapshot.revision).await?;
     let mut accounts = api.store.watch(ACCOUNTS, snapshot.revision).await?;
-    for entry in &snapshot.entries {
+    for entry in snapshot.entries() {
         ensure(api, entry.key.trim_start_matches(NAMESPACES)).await;
     }
     loop {

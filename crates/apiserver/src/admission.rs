@@ -98,7 +98,7 @@ async fn check_namespace(api: &Api, kind: &dyn Kind, object: &dyn Object, namesp
 
 async fn classes(api: &Api) -> Result<Vec<StorageClass>, ApiError> {
     let snapshot = api.store.list(Range { prefix: STORAGE_CLASSES, ..Range::default() }).await?;
-    Ok(snapshot.entries.iter().filter_map(|e| serde_json::from_slice(&e.value).ok()).collect())
+    Ok(snapshot.entries().filter_map(|e| serde_json::from_slice(&e.value).ok()).collect())
 }
 
 async fn set_default_class(api: &Api, claim: &mut PersistentVolumeClaim) -> Result<(), ApiError> {

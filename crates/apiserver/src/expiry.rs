@@ -26,7 +26,7 @@ pub(crate) async fn run(api: Arc<Api>) {
 
 async fn sweep(api: &Api, now: Timestamp) {
     let Ok(snapshot) = api.store.list(Range { prefix: EVENTS, ..Range::default() }).await else { return };
-    for entry in &snapshot.entries {
+    for entry in snapshot.entries() {
         let expired = serde_json::from_slice::<Event>(&entry.value).is_ok_and(|event| is_expired(&event, now));
         if !expired {
             continue;

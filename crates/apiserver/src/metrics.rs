@@ -108,7 +108,7 @@ impl Metrics {
             let prefix = d.prefix(None);
             if let Ok(found) = api.store.list(Range { prefix: &prefix, ..Range::default() }).await {
                 let of = Of { group: d.group.clone(), resource: d.plural.clone() };
-                self.objects.get_or_create(&of).set(i64::try_from(found.entries.len()).unwrap_or(i64::MAX));
+                self.objects.get_or_create(&of).set(i64::try_from(found.kept.len()).unwrap_or(i64::MAX));
             }
         }
         let mut out = String::new();

@@ -68,8 +68,8 @@ impl<'a> View<'a> {
     pub(crate) async fn list(&self, range: Range<'_>) -> Result<Snapshot, ListError> {
         let mut snapshot = self.store.list(range).await?;
         if let Some(conversion) = &self.conversion {
-            for entry in &mut snapshot.entries {
-                *entry = shown(&**conversion, entry);
+            for kept in &mut snapshot.kept {
+                *kept = (&shown(&**conversion, &kept.entry())).into();
             }
         }
         Ok(snapshot)

@@ -262,7 +262,7 @@ fn count<K>(
     changed: &Arc<Notify>,
     keep: impl Fn(&mut Counts, String, Option<&K>) + Send + Sync + 'static,
 ) where
-    K: kube::Resource + std::fmt::Debug + Send + Sync + 'static,
+    K: cleat_runtime::Cached,
 {
     let (counts, changed) = (counts.clone(), changed.clone());
     cache.subscribe(move |change| {

@@ -175,7 +175,7 @@ impl HasStatus for Pod {
 
 async fn follow<K>(cache: Cache<K>, changed: &Arc<Notify>)
 where
-    K: kube::Resource + std::fmt::Debug + Send + Sync + 'static,
+    K: cleat_runtime::Cached,
 {
     cache.synced().await;
     let changed = changed.clone();

@@ -19,6 +19,7 @@ use crate::mount::last_errno;
 
 const LOOP_MAJOR: u32 = 7;
 const CONTROL: &str = "/dev/loop-control";
+const PARTITIONS: &str = "/proc/partitions";
 const SECTOR: u32 = 512;
 /// Each lost race means that another caller won a device, so this many losses in a row mean something else.
 const MOST_RACES: u32 = 512;
@@ -53,7 +54,7 @@ pub enum LoopError {
     Races { file: PathBuf },
     #[error("{file:?} is already attached as {node:?} with other access rights")]
     OtherAccess { file: PathBuf, node: PathBuf },
-    #[error("list loop devices in /sys/block")]
+    #[error("list loop devices in {PARTITIONS}")]
     List { source: io::Error },
     #[error("{what} {node:?}")]
     Control { what: &'static str, node: PathBuf, source: io::Error },
@@ -273,20 +274,23 @@ fn node(number: u32) -> Result<PathBuf, LoopError> {
 
 /// Number and backing file of every attached device, as /sys tells it.
 fn attached() -> Result<Vec<(u32, String)>, LoopError> {
+    // It shows the devices that have a size, which are those with a file. There can be a hundred others: whoever attaches
+    // makes new ones, and nobody takes them away.
+    let sized = std::fs::read_to_string(PARTITIONS).map_err(|source| LoopError::List { source })?;
     let mut all = Vec::new();
-    for entry in std::fs::read_dir("/sys/block").map_err(|source| LoopError::List { source })? {
-        let entry = entry.map_err(|source| LoopError::List { source })?;
-        let name = entry.file_name();
-        let Some(number) = name.to_str().and_then(|n| n.strip_prefix("loop")).and_then(|n| n.parse().ok()) else {
-            continue;
-        };
-        // Absent while nothing is attached.
-        if let Ok(file) = std::fs::read(entry.path().join("loop/backing_file")) {
+    for number in sized.lines().filter_map(loop_number) {
+        // Absent if it was detached meanwhile.
+        if let Some(file) = backing_file(number) {
             all.push((number, String::from_utf8_lossy(&file).trim_end_matches('\n').to_owned()));
         }
     }
     all.sort();
     Ok(all)
+}
+
+/// The number of the loop device in a line of `/proc/partitions`: its major and minor number, its size and its name.
+fn loop_number(line: &str) -> Option<u32> {
+    line.split_whitespace().nth(3)?.strip_prefix("loop")?.parse().ok()
 }
 
 fn inspect(number: u32) -> Result<Option<LoopDevice>, LoopError> {
@@ -334,4 +338,23 @@ fn ioctl_value(device: &File, request: u32, argument: libc::c_ulong) -> Result<u
     // SAFETY: the fd is open; the requests passed here take their argument by value and touch no memory of ours.
     let result = unsafe { libc::ioctl(device.as_raw_fd(), request as libc::Ioctl, argument) };
     u32::try_from(result).map_err(|_| last_errno())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::loop_number;
+
+    #[test]
+    fn a_line_of_partitions_tells_the_loop_device() {
+        for (line, number) in [
+            ("   7        12   20971520 loop12", Some(12)),
+            ("   7        0       4 loop0", Some(0)),
+            (" 259        3   1024 loop0p1", None),
+            (" 254        0  268435456 vda", None),
+            ("major minor  #blocks  name", None),
+            ("", None),
+        ] {
+            assert_eq!(loop_number(line), number, "{line:?}");
+        }
+    }
 }

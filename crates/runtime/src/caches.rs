@@ -3,7 +3,6 @@
 //! The watch machinery is generic and heavy to compile, so it is instantiated here, once for each kind, and nowhere
 //! else.
 
-use std::fmt::Debug;
 use std::sync::{Arc, OnceLock};
 
 use k8s_openapi::api::coordination::v1::Lease;
@@ -12,10 +11,9 @@ use k8s_openapi::api::storage::v1::{
     CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment, VolumeAttributesClass,
 };
 use kube::{Client, Resource};
-use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
-use crate::cache::Cache;
+use crate::cache::{Cache, Cached};
 use crate::reflect::reflect;
 
 #[derive(Clone)]
@@ -67,7 +65,7 @@ kinds! {
 
 fn start<K>(shared: &Shared, name: &'static str) -> Cache<K>
 where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    K: Cached + Resource<DynamicType = ()> + Clone,
 {
     let cache = Cache::default();
     tokio::spawn(reflect(shared.client.clone(), cache.clone(), name, shared.stop.clone()));

@@ -286,7 +286,7 @@ impl Writer {
 /// Where the event about this is. One about a cluster-scoped object is in the default namespace.
 fn key_of(note: &Note, suffix: u64) -> Key {
     let name = note.about.name.as_deref().unwrap_or_default();
-    Key::namespaced(note.about.namespace.as_deref().unwrap_or("default"), &format!("{name}.{suffix:016x}"))
+    Key::namespaced(note.about.namespace.as_deref().unwrap_or("default"), format!("{name}.{suffix:016x}"))
 }
 
 enum Outcome {

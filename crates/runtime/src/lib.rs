@@ -17,7 +17,7 @@ mod wire;
 pub mod work;
 pub mod write;
 
-pub use cache::{Cache, Change, Index};
+pub use cache::{Cache, Cached, Change, Index};
 pub use caches::Caches;
 pub use client::Client;
 pub use clock::{Clock, SystemClock};

@@ -4,18 +4,16 @@
 //! cache cannot know whether an object the list does not show is gone or was written after it.
 
 use std::collections::HashSet;
-use std::fmt::Debug;
 use std::time::Duration;
 
 use cleat_api::Key;
 use kube::api::{ListParams, ObjectList, Request, WatchParams};
 use kube::core::Status;
 use kube::{Client, Resource};
-use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use crate::cache::Cache;
+use crate::cache::{Cache, Cached};
 use crate::wire::{self, Headline, Lines};
 
 const PAGE: u32 = 500;
@@ -37,7 +35,7 @@ enum End {
 
 pub(crate) async fn reflect<K>(client: Client, cache: Cache<K>, kind: &'static str, stop: CancellationToken)
 where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    K: Cached + Resource<DynamicType = ()> + Clone,
 {
     tokio::select! {
         () = stop.cancelled() => {}
@@ -47,7 +45,7 @@ where
 
 async fn follow<K>(client: &Client, cache: &Cache<K>, kind: &'static str)
 where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    K: Cached + Resource<DynamicType = ()> + Clone,
 {
     let mut from: Option<String> = None;
     let mut pause = FIRST_PAUSE;
@@ -90,7 +88,7 @@ where
 /// Takes a complete list, page by page, and returns its revision.
 async fn list<K>(client: &Client, cache: &Cache<K>) -> kube::Result<String>
 where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    K: Cached + Resource<DynamicType = ()> + Clone,
 {
     let mut shown = HashSet::new();
     let mut page = ListParams::default().limit(PAGE);
@@ -114,7 +112,7 @@ where
 
 async fn watch<K>(client: &Client, cache: &Cache<K>, mut revision: String) -> End
 where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    K: Cached + Resource<DynamicType = ()> + Clone,
 {
     let parameters = WatchParams::default().timeout(WATCH_SECONDS);
     let opened = async {
@@ -159,7 +157,7 @@ enum Taken {
 /// Takes one change in. The object is decoded only if it is news: most changes are writes of our own.
 fn take<K>(cache: &Cache<K>, line: &[u8]) -> serde_json::Result<Taken>
 where
-    K: Resource<DynamicType = ()> + DeserializeOwned + Debug + Send + Sync + 'static,
+    K: Cached + Resource<DynamicType = ()>,
 {
     if line.trim_ascii().is_empty() {
         return Ok(Taken::Nothing);

@@ -20,6 +20,7 @@ use std::task::{Context, Poll};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use cleat_pack::Packed;
 
 pub use embedded::EmbeddedStore;
 pub use error::{ListError, OpenError, ReadError, WatchError, WriteError};
@@ -36,6 +37,38 @@ pub struct Entry {
     pub created: Revision,
     /// Revision of the last write to the key.
     pub modified: Revision,
+}
+
+/// An entry as it is kept: small, until somebody reads it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Kept {
+    pub key: Arc<str>,
+    pub(crate) value: Packed,
+    pub created: Revision,
+    pub modified: Revision,
+}
+
+impl Kept {
+    pub(crate) fn new(entry: &Entry, value: Packed) -> Self {
+        Self { key: entry.key.clone(), value, created: entry.created, modified: entry.modified }
+    }
+
+    /// The length of its value.
+    pub fn length(&self) -> usize {
+        self.value.length() as usize
+    }
+
+    pub fn entry(&self) -> Entry {
+        let Self { key, value, created, modified } = self;
+        let value = value.whole().map_or_else(|| value.text().into(), Bytes::from_owner);
+        Entry { key: key.clone(), value, created: *created, modified: *modified }
+    }
+}
+
+impl From<&Entry> for Kept {
+    fn from(entry: &Entry) -> Self {
+        Self::new(entry, Packed::plain(&entry.value))
+    }
 }
 
 /// One change. `new` is absent for a deletion, `old` for a creation; never both.
@@ -71,9 +104,16 @@ pub struct Range<'a> {
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     pub revision: Revision,
-    pub entries: Vec<Entry>,
-    /// How many follow the entries in the range and are not among them.
+    pub kept: Vec<Kept>,
+    /// How many follow these in the range and are not among them.
     pub more: usize,
+}
+
+impl Snapshot {
+    /// The entries, each made when it is asked for.
+    pub fn entries(&self) -> impl Iterator<Item = Entry> {
+        self.kept.iter().map(Kept::entry)
+    }
 }
 
 #[async_trait]

@@ -66,7 +66,7 @@ async fn watchers_see_every_change_once_and_in_order() {
                 // List, then watch from the list: together they are everything.
                 let snapshot = store.list(Range { prefix, ..Range::default() }).await.unwrap();
                 let mut seen: BTreeMap<String, u64> =
-                    snapshot.entries.iter().map(|e| (e.key.to_string(), e.modified)).collect();
+                    snapshot.kept.iter().map(|e| (e.key.to_string(), e.modified)).collect();
                 let mut watch = store.watch(prefix, snapshot.revision).await.unwrap();
                 let mut last = snapshot.revision;
                 while seen.len() < WRITERS * WRITES / 2 {
@@ -143,7 +143,7 @@ async fn writes_outlive_the_process_and_their_requesters() {
     assert_eq!(store.revision().await.unwrap(), last);
     assert_eq!(store.get("/kept").await.unwrap().unwrap().value, "y");
     let snapshot = store.list(Range { prefix: "/dropped/", ..Range::default() }).await.unwrap();
-    assert_eq!(snapshot.entries.len(), 50);
+    assert_eq!(snapshot.kept.len(), 50);
     assert!(matches!(store.watch("/", last - 1).await.err(), Some(WatchError::TooOld { .. })));
     assert_eq!(store.create("/next", Bytes::from("z")).await.unwrap(), last + 1);
 }

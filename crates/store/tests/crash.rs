@@ -93,15 +93,15 @@ fn acknowledged_writes_survive_sigkill() {
         runtime.block_on(async {
             let current = store.revision().await.unwrap();
             let snapshot = store.list(Range { prefix: "/", ..Range::default() }).await.unwrap();
-            let found: BTreeMap<_, _> = snapshot.entries.iter().map(|e| (e.key.to_string(), e)).collect();
+            let found: BTreeMap<_, _> = snapshot.entries().map(|e| (e.key.to_string(), e)).collect();
             for (key, (count, revision)) in &acknowledged {
-                let entry = found[key];
+                let entry = &found[key];
                 assert!(entry.modified >= *revision && *revision <= current, "round {round}: {key} went back");
                 if entry.modified == *revision {
                     assert_eq!(entry.value, value(*count), "round {round}: {key} has another value");
                 }
             }
-            for entry in &snapshot.entries {
+            for entry in found.values() {
                 let length = entry.value.len() - 100;
                 let whole = entry.value.iter().all(|b| *b == entry.value[0]);
                 assert!(whole && length < 3000 && entry.modified <= current, "round {round}: {} is torn", entry.key);

@@ -83,6 +83,20 @@ impl Model {
     }
 }
 
+/// Values resemble each other, so that most are packed; the shortest are not.
+fn text(number: u8) -> Bytes {
+    let words = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu"];
+    let kept = usize::from(number) % (words.len() + 1);
+    format!("{number} {} {}", words.join("/"), words[..kept].join(" and then ")).into()
+}
+
+fn number(text: &Bytes) -> u8 {
+    let number =
+        text.split(|byte| *byte == b' ').next().and_then(|n| std::str::from_utf8(n).ok()?.parse().ok()).unwrap();
+    assert_eq!(*text, self::text(number), "the whole value comes back");
+    number
+}
+
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
@@ -91,7 +105,7 @@ async fn check(store: &EmbeddedStore, model: &mut Model, step: &Step) {
     match *step {
         Step::Create(k, value) => {
             let key = KEYS[k];
-            match store.create(key, vec![value].into()).await {
+            match store.create(key, text(value)).await {
                 Ok(revision) => {
                     assert!(!model.now().contains_key(key));
                     model.push(|state, now| {
@@ -107,7 +121,7 @@ async fn check(store: &EmbeddedStore, model: &mut Model, step: &Step) {
             let key = KEYS[k];
             let current = model.now().get(key).copied();
             let expected = current.map_or(1, |(_, _, modified)| if right { modified } else { modified + 1 });
-            match (store.update(key, expected, vec![value].into()).await, current) {
+            match (store.update(key, expected, text(value)).await, current) {
                 (Ok(revision), Some((_, created, _))) if right => {
                     model.push(|state, now| {
                         state.insert(key, (value, created, now));
@@ -145,11 +159,15 @@ async fn check(store: &EmbeddedStore, model: &mut Model, step: &Step) {
                 Ok(snapshot) => {
                     assert!(shown >= model.compacted && shown <= model.revision());
                     assert_eq!(snapshot.revision, shown);
-                    let found: Vec<_> =
-                        snapshot.entries.iter().map(|e| (&*e.key, (e.value[0], e.created, e.modified))).collect();
+                    let found: Vec<(String, Cell)> = snapshot
+                        .entries()
+                        .map(|e| (e.key.to_string(), (number(&e.value), e.created, e.modified)))
+                        .collect();
                     let want = model.at(shown).iter().filter(|(k, _)| k.starts_with(PREFIXES[p]));
-                    let want: Vec<_> =
-                        want.filter(|(k, _)| from.is_none_or(|f| **k >= f)).map(|(k, v)| (*k, *v)).collect();
+                    let want: Vec<_> = want
+                        .filter(|(k, _)| from.is_none_or(|f| **k >= f))
+                        .map(|(k, v)| ((*k).to_owned(), *v))
+                        .collect();
                     let cut = limit.unwrap_or(want.len()).min(want.len());
                     assert_eq!(found, want[..cut]);
                     assert_eq!(snapshot.more, want.len() - cut);
@@ -163,7 +181,7 @@ async fn check(store: &EmbeddedStore, model: &mut Model, step: &Step) {
             Ok(mut watch) => {
                 for (revision, key, old, new) in model.changes(PREFIXES[p], after) {
                     let event = watch.next().await.unwrap();
-                    let value = |e: &Option<cleat_store::Entry>| e.as_ref().map(|e| e.value[0]);
+                    let value = |e: &Option<cleat_store::Entry>| e.as_ref().map(|e| number(&e.value));
                     assert_eq!(
                         (event.revision, event.key(), value(&event.old), value(&event.new)),
                         (revision, key.as_str(), old, new)
@@ -182,7 +200,7 @@ async fn check(store: &EmbeddedStore, model: &mut Model, step: &Step) {
         Step::Reopen => unreachable!("handled by the caller"),
     }
     for key in KEYS {
-        let found = store.get(key).await.unwrap().map(|e| (e.value[0], e.created, e.modified));
+        let found = store.get(key).await.unwrap().map(|e| (number(&e.value), e.created, e.modified));
         assert_eq!(found, model.now().get(key).copied());
     }
 }
@@ -209,14 +227,31 @@ proptest! {
     }
 }
 
+/// What an object of a kind is stored as: long, and much like the others.
+fn object(n: usize) -> Bytes {
+    let fields: Vec<String> = (0..80).map(|field| format!("\"field-{}\":{{}}", field * 7919 % 997)).collect();
+    format!("{{\"name\":\"object-{n}\",\"uid\":\"{:032x}\",{}}}", n * 104_729, fields.join(",")).into()
+}
+
 #[test]
-fn bytes_are_shared_not_copied() {
+fn what_resembles_takes_little_room_and_comes_back_after_every_start() {
     let dir = tempfile::tempdir().unwrap();
-    let store = EmbeddedStore::open(&dir.path().join("s"), History::default()).unwrap();
+    let path = dir.path().join("s");
+    let open = || EmbeddedStore::open(&path, History::default()).unwrap();
+    let plain: usize = (0..2000).map(|n| object(n).len()).sum();
     runtime().block_on(async {
-        let value = Bytes::from(vec![7; 1000]);
-        store.create("/k", value.clone()).await.unwrap();
-        let got = store.get("/k").await.unwrap().unwrap();
-        assert_eq!(got.value.as_ptr(), value.as_ptr());
+        for part in 0..4 {
+            let store = open();
+            for n in part * 500..(part + 1) * 500 {
+                store.create(&format!("/registry/things/{n}"), object(n)).await.unwrap();
+            }
+        }
+        let store = open();
+        for n in 0..2000 {
+            let found = store.get(&format!("/registry/things/{n}")).await.unwrap().unwrap();
+            assert_eq!(found.value, object(n), "{n}");
+        }
     });
+    let kept = std::fs::metadata(&path).unwrap().len() as usize;
+    assert!(kept * 2 < plain, "{kept} bytes for {plain}");
 }

@@ -79,3 +79,25 @@ async fn a_start_moves_everything_to_the_first_key() {
     assert!(place.try_open(&[ONE]).is_err(), "the old key opens nothing any more");
     assert_eq!(value(&place.open(&[TWO]), "/secrets/a").await, PLAIN);
 }
+
+#[tokio::test]
+async fn no_sample_of_what_is_sealed_stays_in_the_clear() {
+    let place = Place(tempfile::tempdir().unwrap());
+    let secret = |n: usize| Bytes::from(format!("{n}: {} {}", "the password is swordfish", "word ".repeat(40)));
+    let store = place.open(&[]);
+    for n in 0..50 {
+        store.create(&format!("/secrets/{n}"), secret(n)).await.unwrap();
+    }
+    drop(store);
+    assert!(contains(&place.path(), b"swordfish"));
+    let sealed = place.open(&[ONE]);
+    for n in 50..100 {
+        sealed.create(&format!("/secrets/{n}"), secret(n)).await.unwrap();
+    }
+    drop(sealed);
+    assert!(!contains(&place.path(), b"swordfish"));
+    let again = place.open(&[ONE]);
+    for n in 0..100 {
+        assert_eq!(value(&again, &format!("/secrets/{n}")).await, secret(n));
+    }
+}

@@ -26,9 +26,10 @@ const CRATES: &[(&str, May)] = &[
     ("flex", Only(&["crash"])),
     ("host", Only(&["crash"])),
     ("node", NotImport(&["apiserver", "controllers", "drivers", "sidecars", "store"])),
-    ("runtime", Only(&["api", "crash"])),
+    ("pack", Only(&[])),
+    ("runtime", Only(&["api", "crash", "pack"])),
     ("sidecars", NotImport(&["apiserver", "controllers", "drivers", "host", "node", "store"])),
-    ("store", Only(&["crash"])),
+    ("store", Only(&["crash", "pack"])),
 ];
 
 /// The crates whose directories under `src/` are stages that meet only in API objects.

@@ -49,8 +49,7 @@ pub(crate) async fn collect_all(api: &Api) -> Result<(), ApiError> {
 /// Writes the rules of every aggregated role whose rules are not what they should be.
 async fn collect(api: &Api) -> Result<(), ApiError> {
     let snapshot = api.store.list(Range { prefix: CLUSTER_ROLES, ..Range::default() }).await?;
-    let roles: Vec<ClusterRole> =
-        snapshot.entries.iter().filter_map(|e| serde_json::from_slice(&e.value).ok()).collect();
+    let roles: Vec<ClusterRole> = snapshot.entries().filter_map(|e| serde_json::from_slice(&e.value).ok()).collect();
     let kinds = api.kinds();
     let Some(kind) = kinds.find(GROUP, "v1", "clusterroles") else { return Ok(()) };
     for role in &roles {

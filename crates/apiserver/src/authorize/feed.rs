@@ -68,8 +68,8 @@ async fn start<P: Picture>(store: &dyn Store) -> Result<(P, Vec<Box<dyn Watcher>
     for prefix in P::PREFIXES {
         let listed = store.list(Range { prefix, ..Range::default() }).await;
         let snapshot = listed.map_err(|_| WatchError::Closed)?;
-        for entry in &snapshot.entries {
-            picture.apply(&entry.key, Some(entry));
+        for entry in snapshot.entries() {
+            picture.apply(&entry.key, Some(&entry));
         }
         watches.push(store.watch(prefix, snapshot.revision).await?);
     }

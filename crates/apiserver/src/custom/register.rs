@@ -88,7 +88,7 @@ async fn all(api: &Api) -> Vec<CustomResourceDefinition> {
     let Ok(snapshot) = api.store.list(Range { prefix: DEFINITIONS, ..Range::default() }).await else {
         return Vec::new();
     };
-    snapshot.entries.iter().filter_map(|entry| serde_json::from_slice(&entry.value).ok()).collect()
+    snapshot.entries().filter_map(|entry| serde_json::from_slice(&entry.value).ok()).collect()
 }
 
 fn name(definition: &CustomResourceDefinition) -> String {
@@ -213,7 +213,7 @@ async fn clear(api: &Api, kind: &dyn Kind) -> Result<(), ApiError> {
     loop {
         let snapshot = api.store.list(Range { prefix: &prefix, ..Range::default() }).await?;
         let mut left = 0;
-        for entry in &snapshot.entries {
+        for entry in snapshot.entries() {
             let mut path = entry.key.rsplit('/');
             let name = path.next().unwrap_or_default();
             let namespace = path.next().filter(|_| d.namespaced);

@@ -56,12 +56,12 @@ pub(crate) async fn delete_collection(
     let prefix = kind.descriptor().prefix(namespace);
     let snapshot = api.of(&**kind).list(Range { prefix: &prefix, ..Range::default() }).await?;
     let mut listed = Vec::new();
-    for entry in snapshot.entries.iter().filter(|e| selector.matches(&**kind, e)) {
-        let mut path = entry.key.rsplit('/');
+    for kept in snapshot.kept.iter().filter(|kept| selector.matches(&**kind, &kept.entry())) {
+        let mut path = kept.key.rsplit('/');
         let name = path.next().unwrap_or_default();
         let namespace = path.next().filter(|_| kind.descriptor().namespaced);
         match remove(api, At { kind: &**kind, namespace, name }, &options, effect).await {
-            Ok(_) | Err(ApiError::NotFound { .. }) => listed.push(entry.into()),
+            Ok(_) | Err(ApiError::NotFound { .. }) => listed.push(kept.clone()),
             Err(error) => return Err(error),
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use bytes::{BufMut, Bytes, BytesMut};
-use cleat_store::{ListError, Range, Revision};
+use cleat_store::{Kept, ListError, Range, Revision};
 use http::StatusCode;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -90,20 +90,20 @@ pub(crate) async fn list(
         }
         other => other?,
     };
-    let mut found: Vec<Stored> = Vec::new();
+    let mut found: Vec<Kept> = Vec::new();
     let mut metadata = json!({ "resourceVersion": snapshot.revision.to_string() });
     let mut last = None;
     let mut more = snapshot.more > 0;
-    for entry in &snapshot.entries {
-        if !selector.is_everything() && !selector.matches(&**kind, entry) {
+    for kept in &snapshot.kept {
+        if !selector.is_everything() && !selector.matches(&**kind, &kept.entry()) {
             continue;
         }
         if options.limit == Some(found.len()) {
             more = true;
             break;
         }
-        last = entry.key.strip_prefix(root.as_str());
-        found.push(entry.into());
+        last = kept.key.strip_prefix(root.as_str());
+        found.push(kept.clone());
     }
     if more {
         let start = format!("{}\0", last.unwrap_or_default());
@@ -151,7 +151,7 @@ fn check(options: &ListOptions) -> Result<(), ApiError> {
 pub(crate) fn collected(
     call: &Call,
     kind: &Arc<dyn Kind>,
-    items: Vec<Stored>,
+    items: Vec<Kept>,
     revision: Revision,
 ) -> Result<Reply, ApiError> {
     let form = negotiate(call.accept.as_deref(), Shape::List)?;
@@ -169,8 +169,8 @@ struct Body {
 }
 
 impl Body {
-    fn reply(self, items: Vec<Stored>) -> Reply {
-        let size: usize = items.iter().map(|s| s.value.len()).sum();
+    fn reply(self, items: Vec<Kept>) -> Reply {
+        let size: usize = items.iter().map(Kept::length).sum();
         let mut out = BytesMut::with_capacity(size.min(CHUNK) + 1024);
         self.open(&mut out);
         if size <= CHUNK {
@@ -214,7 +214,8 @@ impl Body {
         );
     }
 
-    fn item(&self, out: &mut BytesMut, item: &Stored, first: bool) {
+    fn item(&self, out: &mut BytesMut, item: &Kept, first: bool) {
+        let item = &Stored::from(&item.entry());
         if !first {
             out.put_u8(b',');
         }

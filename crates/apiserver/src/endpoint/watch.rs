@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
-use cleat_store::{Entry, Event, Range, Revision, WatchError, Watcher};
+use cleat_store::{Entry, Event, Kept, Range, Revision, WatchError, Watcher};
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
@@ -134,7 +134,7 @@ fn bookmark_time() -> BoxFuture<'static, Wake> {
 struct Stream {
     writer: Writer,
     selector: Selector,
-    initial: VecDeque<Stored>,
+    initial: VecDeque<Kept>,
     /// The revision of the bookmark that ends the initial events, until it is sent.
     marked: Option<Revision>,
     watcher: Option<Box<dyn Watcher>>,
@@ -171,10 +171,11 @@ impl Stream {
                 }
                 let kind = &*self.writer.kind;
                 let snapshot = api.of(kind).list(Range { prefix, ..Range::default() }).await?;
-                let matching = snapshot.entries.iter().filter(|e| self.selector.matches(kind, e));
-                self.initial = matching.map(Stored::from).collect();
-                self.marked = Some(snapshot.revision).filter(|_| marked && self.bookmarks);
-                snapshot.revision
+                let (revision, selector) = (snapshot.revision, &self.selector);
+                let matches = |kept: &Kept| selector.is_everything() || selector.matches(kind, &kept.entry());
+                self.initial = snapshot.kept.into_iter().filter(matches).collect();
+                self.marked = Some(revision).filter(|_| marked && self.bookmarks);
+                revision
             }
         };
         self.watcher = Some(api.of(&*self.writer.kind).watch(prefix, after).await.map_err(watch_error)?);
@@ -184,8 +185,8 @@ impl Stream {
     async fn next(&mut self) -> Option<Bytes> {
         let mut out = BytesMut::new();
         while out.len() < CHUNK {
-            let Some(stored) = self.initial.pop_front() else { break };
-            self.writer.event(&mut out, "ADDED", &stored);
+            let Some(kept) = self.initial.pop_front() else { break };
+            self.writer.event(&mut out, "ADDED", &Stored::from(&kept.entry()));
         }
         if self.initial.is_empty()
             && let Some(revision) = self.marked.take()

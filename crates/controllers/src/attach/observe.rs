@@ -90,7 +90,7 @@ impl Observed {
 
     /// Takes charge of every attachment there is; called once, when all is known.
     pub(super) fn take_charge(&self) {
-        self.ours.lock().extend(self.attachments.all().iter().filter_map(|a| a.metadata.name.clone()));
+        self.ours.lock().extend(self.attachments.each().filter_map(|a| a.metadata.name.clone()));
     }
 
     /// From here on the attachment may exist, and is ours.
@@ -195,7 +195,7 @@ impl Observed {
     /// The volumes that this driver attaches, or would: stored ones, and those that pods describe themselves.
     pub(super) fn volumes_of_driver(&self, driver: &str) -> BTreeSet<String> {
         let stored = self.volumes_by_driver.get(driver).into_iter().filter_map(|v| unique(&v));
-        let inline = self.pods.all().into_iter().flat_map(|pod| inline_volumes(&pod)).map(|(unique, _)| unique);
+        let inline = self.pods.each().flat_map(|pod| inline_volumes(&pod)).map(|(unique, _)| unique);
         let attached_by =
             |unique: &String| flex::attacher_and_handle(unique).map(|(attacher, _)| attacher) == Some(driver);
         stored.chain(inline.filter(attached_by)).collect()

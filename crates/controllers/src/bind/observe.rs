@@ -176,7 +176,7 @@ impl Observed {
 
     /// Claims that a new or changed class may concern.
     pub(super) fn unbound(&self) -> Vec<Arc<PersistentVolumeClaim>> {
-        self.claims.all().into_iter().filter(|c| volume_name(c).is_none()).collect()
+        self.claims.each().filter(|c| volume_name(c).is_none()).collect()
     }
 }
 

@@ -4,10 +4,9 @@
 //! object are told does not matter.
 
 use cleat_api::key::Key;
-use cleat_runtime::{Cache, Caches, Change, Queue};
+use cleat_runtime::{Cache, Cached, Caches, Change, Queue};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
-use kube::Resource;
 
 use super::decide::World;
 
@@ -99,7 +98,7 @@ impl Observed {
 
 fn follow<K>(cache: &Cache<K>, queue: &Queue<Subject>, subject: fn(Key) -> Subject)
 where
-    K: Resource + std::fmt::Debug + Send + Sync + 'static,
+    K: Cached,
 {
     let queue = queue.clone();
     cache.subscribe(move |change: &Change<K>| queue.add(subject(Key::of(change.object().meta()))));

@@ -133,7 +133,7 @@ impl Caller {
     }
 
     fn names(&self) -> impl Iterator<Item = String> {
-        let ours = self.attachments.all().into_iter().filter(|attachment| is_ours(attachment));
+        let ours = self.attachments.each().filter(|attachment| is_ours(attachment));
         ours.filter_map(|attachment| attachment.metadata.name.clone())
     }
 }

@@ -39,8 +39,8 @@ struct Entries {
 pub(super) struct Ledger(Arc<Mutex<Entries>>);
 
 impl Ledger {
-    pub(super) fn inheriting(claims: &[Arc<PersistentVolumeClaim>]) -> Self {
-        let held = claims.iter().filter(|c| c.metadata.has_finalizer(finalizer::PROVISIONING));
+    pub(super) fn inheriting(claims: impl Iterator<Item = Arc<PersistentVolumeClaim>>) -> Self {
+        let held = claims.filter(|c| c.metadata.has_finalizer(finalizer::PROVISIONING));
         let inherited = held.map(|c| c.metadata.uid().to_owned()).collect();
         Self(Arc::new(Mutex::new(Entries { inherited, ..Entries::default() })))
     }
@@ -115,7 +115,7 @@ mod tests {
     fn what_was_held_before_us_is_in_doubt_until_settled() {
         let mut held = build::claim("ns", "held", None, "1Gi");
         held.metadata.finalizers = Some(vec![finalizer::PROVISIONING.to_owned()]);
-        let ledger = Ledger::inheriting(&[Arc::new(held), Arc::new(build::claim("ns", "free", None, "1Gi"))]);
+        let ledger = Ledger::inheriting([held, build::claim("ns", "free", None, "1Gi")].into_iter().map(Arc::new));
         assert!(ledger.is_inherited("uid-held"));
         assert!(!ledger.is_inherited("uid-free"));
         assert!(ledger.has("uid-held") && !ledger.has("uid-free"));
@@ -128,7 +128,7 @@ mod tests {
         let seconds = Duration::from_secs;
         let pace =
             LocalOptions { node: "n".to_owned(), immediate: true, base_delay: seconds(20), max_delay: seconds(60) };
-        let ledger = Ledger::inheriting(&[]);
+        let ledger = Ledger::inheriting(std::iter::empty());
         let first = ledger.until_turn("c", &pace).unwrap();
         assert!(first <= seconds(20), "{first:?}");
         assert!(ledger.has("c"));
@@ -145,7 +145,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_impossible_request_waits_unless_its_class_is_another() {
-        let ledger = Ledger::inheriting(&[]);
+        let ledger = Ledger::inheriting(std::iter::empty());
         ledger.hold_off("c", "class-1");
         assert!(ledger.has("c"));
         assert!(ledger.held_off("c", "class-1").is_some());

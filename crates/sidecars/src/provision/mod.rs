@@ -128,7 +128,7 @@ pub async fn run(context: Context, mut driver: Driver, mut options: Options, sto
     }
     let queue = options.retry;
     let queues = Queues { claims: Queue::new(queue), volumes: Queue::new(queue), snapshots: Queue::new(queue) };
-    let ledger = Ledger::inheriting(&observed.claims.all());
+    let ledger = Ledger::inheriting(observed.claims.each());
     wake(&observed, &queues, &ledger, &can);
     let recorder = Recorder::new(context.client.clone(), &driver.name, context.clock.clone());
     let mut identity =
@@ -180,7 +180,7 @@ fn wake(observed: &observe::Observed, queues: &Queues, ledger: &Ledger, can: &Ab
     });
     let (q, seen) = (queues.claims.clone(), observed.clone());
     observed.classes.subscribe(move |_| {
-        let unserved = seen.claims.all().into_iter().filter(|c| volume_name(c).is_none());
+        let unserved = seen.claims.each().filter(|c| volume_name(c).is_none());
         unserved.for_each(|claim| q.add_later(ClaimId::of(&claim)));
     });
     let (q, seen, known) = (queues.clone(), observed.clone(), ledger.clone());

@@ -77,7 +77,7 @@ impl Observed {
 
     /// Every attachment of this driver.
     pub(super) fn attachments_of(&self, driver: &Driver, options: &Options) -> Vec<AttachmentSeen> {
-        let names = self.attachments.all().into_iter().filter(|a| a.spec.attacher == driver.name);
+        let names = self.attachments.each().filter(|a| a.spec.attacher == driver.name);
         let names = names.filter_map(|a| a.metadata.name.clone());
         names.filter_map(|name| self.attachment(&name, driver, options)).collect()
     }

@@ -5,8 +5,10 @@ use std::path::PathBuf;
 
 use redb::Database;
 
-use super::file::{self, META, OBJECTS, REVISION, SUM, Sum, encode};
+use super::file::{self, META, OBJECTS, REVISION, SAMPLES, SUM, Sum, encode};
+use super::pack::{Named, Packer};
 use super::seal::Seal;
+use super::state::Change;
 use crate::{Event, OpenError, Revision};
 
 #[derive(Debug, thiserror::Error)]
@@ -26,67 +28,89 @@ pub(super) struct Disk {
     seal: Option<Seal>,
     /// Of what is on disk, unless the last batch failed.
     sum: Sum,
+    packer: Packer,
     state: State,
 }
 
 enum State {
     Well(Database),
-    /// The events of the batch that failed.
-    Failed(Vec<Event>),
+    /// The changes of the batch that failed.
+    Failed(Vec<Change>),
 }
 
 impl Disk {
-    pub(super) fn new(path: PathBuf, seal: Option<Seal>, database: Database, sum: Sum) -> Self {
-        Self { path, seal, sum, state: State::Well(database) }
+    pub(super) fn new(path: PathBuf, seal: Option<Seal>, database: Database, sum: Sum, packer: Packer) -> Self {
+        Self { path, seal, sum, packer, state: State::Well(database) }
     }
 
-    /// Makes the disk usable if it was not. The events of a batch that failed and is on disk all the same come back, to
+    /// The changes that the events make, with new values as they are stored.
+    pub(super) fn packed(&mut self, events: Vec<Event>) -> Vec<Change> {
+        self.packer.pack(self.seal.as_ref(), events)
+    }
+
+    /// Makes the disk usable if it was not. The changes of a batch that failed and is on disk all the same come back, to
     /// be shown to readers; `revision` is the newest they can see.
-    pub(super) fn recover(&mut self, revision: Revision) -> Result<Vec<Event>, CommitError> {
+    pub(super) fn recover(&mut self, revision: Revision) -> Result<Vec<Change>, CommitError> {
         let State::Failed(doubtful) = &mut self.state else { return Ok(Vec::new()) };
         let (database, found) = file::reopen(&self.path).map_err(CommitError::Reopen)?;
-        let landed = doubtful.last().is_some_and(|last| last.revision == found);
+        let landed = doubtful.last().is_some_and(|last| last.event.revision == found);
         if !landed && found != revision {
             return Err(CommitError::Astray { found });
         }
         let doubtful = std::mem::take(doubtful);
         if landed {
-            self.sum = doubtful.iter().fold(self.sum, Sum::after);
+            self.sum = doubtful.iter().fold(self.sum, |sum, change| sum.after(&change.event));
+            self.packer.saved();
         }
         self.state = State::Well(database);
         tracing::info!(path = %self.path.display(), "the store can be written again");
         Ok(if landed { doubtful } else { Vec::new() })
     }
 
-    /// Makes the events durable, all or none. After an error it is open which.
-    pub(super) fn commit(&mut self, events: &[Event]) -> Result<(), CommitError> {
+    /// Makes the changes durable, all or none. After an error it is open which.
+    pub(super) fn commit(&mut self, changes: &[Change]) -> Result<(), CommitError> {
         let State::Well(database) = &self.state else { return Err(CommitError::Database(redb::Error::PreviousIo)) };
-        let sum = events.iter().fold(self.sum, Sum::after);
-        let outcome = write(database, self.seal.as_ref(), events, sum);
+        let sum = changes.iter().fold(self.sum, |sum, change| sum.after(&change.event));
+        let outcome = write(database, self.seal.as_ref(), changes, self.packer.unsaved(), sum);
         match outcome {
-            Ok(()) => self.sum = sum,
-            Err(_) => self.state = State::Failed(events.to_vec()),
+            Ok(()) => {
+                self.sum = sum;
+                self.packer.saved();
+            }
+            Err(_) => self.state = State::Failed(changes.to_vec()),
         }
         outcome
     }
 }
 
-fn write(database: &Database, seal: Option<&Seal>, events: &[Event], sum: Sum) -> Result<(), CommitError> {
+fn write(
+    database: &Database,
+    seal: Option<&Seal>,
+    changes: &[Change],
+    samples: &[Named],
+    sum: Sum,
+) -> Result<(), CommitError> {
     let write = database.begin_write().map_err(redb::Error::from)?;
     {
+        if !samples.is_empty() {
+            let mut stored = write.open_table(SAMPLES).map_err(redb::Error::from)?;
+            for (sort, sample) in samples {
+                stored.insert((&**sort, sample.id()), sample.text()).map_err(redb::Error::from)?;
+            }
+        }
         let mut objects = write.open_table(OBJECTS).map_err(redb::Error::from)?;
-        for event in events {
-            match &event.new {
+        for change in changes {
+            match &change.new {
                 Some(new) => {
                     let record = encode(seal, new).ok_or(CommitError::Seal)?;
                     objects.insert(&*new.key, record.as_slice()).map_err(redb::Error::from)?
                 }
-                None => objects.remove(event.key()).map_err(redb::Error::from)?,
+                None => objects.remove(change.event.key()).map_err(redb::Error::from)?,
             };
         }
         let mut meta = write.open_table(META).map_err(redb::Error::from)?;
-        if let Some(last) = events.last() {
-            meta.insert(REVISION, last.revision).map_err(redb::Error::from)?;
+        if let Some(last) = changes.last() {
+            meta.insert(REVISION, last.event.revision).map_err(redb::Error::from)?;
             meta.insert(SUM, sum.0).map_err(redb::Error::from)?;
         }
     }

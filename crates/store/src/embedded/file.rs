@@ -1,36 +1,53 @@
 //! The file: what is in it, how it is made, opened and checked. Nothing else in the crate opens it.
 //!
-//! Two tables: `objects` (key → create revision, modify revision, value) and `meta` (`format`, `revision`, `sum`). The
-//! highest bit of the create revision says that the value is sealed. `sum` is over all objects: it tells damage that the
-//! container does not notice.
+//! Three tables: `objects` (key → create revision, modify revision, value), `samples` (sort of keys and number → a text
+//! that values are compared with) and `meta` (`format`, `revision`, `sum`). The highest bit of the create revision says
+//! that the value is sealed, the next one that it is packed: number of the sample, length, what is kept. `sum` is over
+//! all objects as they are read: it tells damage that the container does not notice.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bytes::Bytes;
+use cleat_pack::{Packed, Sample};
 use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableDefinition, TableError};
 
+use super::pack::{Named, sort};
 use super::seal::{Seal, UnsealError};
-use crate::{Entry, Event, OpenError, Revision};
+use super::state::ByKey;
+use crate::{Entry, Event, Kept, OpenError, Revision};
 
 pub(super) const OBJECTS: TableDefinition<&str, &[u8]> = TableDefinition::new("objects");
+pub(super) const SAMPLES: TableDefinition<(&str, u32), &[u8]> = TableDefinition::new("samples");
 pub(super) const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 pub(super) const REVISION: &str = "revision";
 pub(super) const SUM: &str = "sum";
 const FORMAT: &str = "format";
-const KNOWN_FORMAT: u64 = 2;
+const KNOWN_FORMAT: u64 = 3;
+/// The same without packed values.
+const UNPACKED_FORMAT: u64 = 2;
 /// Small, because nothing is read from the file after it was opened; it only has to hold the tree's inner pages.
 const CACHE: usize = 16 << 20;
 
 /// What the file held when it was opened.
 pub(super) struct Loaded {
     pub(super) revision: Revision,
-    pub(super) objects: BTreeMap<Arc<str>, Entry>,
+    pub(super) objects: BTreeSet<ByKey>,
+    pub(super) samples: Vec<Named>,
     pub(super) sum: Sum,
+}
+
+/// What a start has to write before anybody else writes.
+#[derive(Default)]
+struct Stale {
+    format: bool,
+    /// Keys of what is not stored as the seal would store it now.
+    objects: Vec<Arc<str>>,
+    /// Samples that nothing is packed with, or that must not be there in the clear.
+    samples: Vec<Named>,
 }
 
 /// What all objects add up to, whatever their order: adding one and taking it away again leaves it as it was.
@@ -60,22 +77,31 @@ fn weight(entry: &Entry) -> u64 {
     hash.as_ref().iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// No history is long enough to need this bit.
+/// No history is long enough to need these bits.
 const SEALED: Revision = 1 << 63;
+const PACKED: Revision = 1 << 62;
 
 /// The bytes stored under a key; nothing if they should be sealed and cannot be.
-pub(super) fn encode(seal: Option<&Seal>, entry: &Entry) -> Option<Vec<u8>> {
-    match seal.filter(|seal| seal.covers(&entry.key)) {
-        None => Some(record(entry.created, entry.modified, &entry.value)),
-        Some(seal) => Some(record(entry.created | SEALED, entry.modified, &seal.seal(&entry.key, &entry.value)?)),
+pub(super) fn encode(seal: Option<&Seal>, kept: &Kept) -> Option<Vec<u8>> {
+    let Kept { key, value, created, modified } = kept;
+    if let Some(seal) = seal.filter(|seal| seal.covers(key)) {
+        return Some(record(created | SEALED, *modified, &[&seal.seal(key, &value.text())?]));
     }
+    Some(match value.sample() {
+        None => record(*created, *modified, &[value.bytes()]),
+        Some(sample) => {
+            let (id, length) = (sample.id().to_le_bytes(), value.length().to_le_bytes());
+            record(created | PACKED, *modified, &[&id, &length, value.bytes()])
+        }
+    })
 }
 
-fn record(created: Revision, modified: Revision, value: &[u8]) -> Vec<u8> {
-    let mut record = Vec::with_capacity(16 + value.len());
-    record.extend_from_slice(&created.to_le_bytes());
-    record.extend_from_slice(&modified.to_le_bytes());
-    record.extend_from_slice(value);
+fn record(created: Revision, modified: Revision, value: &[&[u8]]) -> Vec<u8> {
+    let (created, modified) = (created.to_le_bytes(), modified.to_le_bytes());
+    let mut record = Vec::with_capacity(16 + value.iter().map(|part| part.len()).sum::<usize>());
+    for part in [&created[..], &modified].iter().chain(value) {
+        record.extend_from_slice(part);
+    }
     record
 }
 
@@ -83,8 +109,13 @@ fn record(created: Revision, modified: Revision, value: &[u8]) -> Vec<u8> {
 struct Record<'a> {
     created: Revision,
     modified: Revision,
-    value: &'a [u8],
-    sealed: bool,
+    value: Form<'a>,
+}
+
+enum Form<'a> {
+    Plain(&'a [u8]),
+    Sealed(&'a [u8]),
+    Packed { sample: u32, length: u32, bytes: &'a [u8] },
 }
 
 fn split(record: &[u8]) -> Option<Record<'_>> {
@@ -92,7 +123,17 @@ fn split(record: &[u8]) -> Option<Record<'_>> {
     let (modified, value) = rest.split_first_chunk::<8>()?;
     let created = Revision::from_le_bytes(*created);
     let modified = Revision::from_le_bytes(*modified);
-    Some(Record { created: created & !SEALED, modified, value, sealed: created & SEALED != 0 })
+    let value = match (created & SEALED != 0, created & PACKED != 0) {
+        (false, false) => Form::Plain(value),
+        (true, false) => Form::Sealed(value),
+        (false, true) => {
+            let (sample, rest) = value.split_first_chunk::<4>()?;
+            let (length, bytes) = rest.split_first_chunk::<4>()?;
+            Form::Packed { sample: u32::from_le_bytes(*sample), length: u32::from_le_bytes(*length), bytes }
+        }
+        (true, true) => return None,
+    };
+    Some(Record { created: created & !(SEALED | PACKED), modified, value })
 }
 
 pub(super) fn open(path: &Path, seal: Option<&Seal>) -> Result<(Database, Loaded), OpenError> {
@@ -108,7 +149,7 @@ pub(super) fn open(path: &Path, seal: Option<&Seal>) -> Result<(Database, Loaded
     let mut database =
         Database::builder().set_cache_size(CACHE).open(path).map_err(|e| database_error(path, "open", e))?;
     let (loaded, stale) = load(path, &database, seal)?;
-    reseal(path, &mut database, seal, &loaded, &stale)?;
+    refresh(path, &mut database, seal, &loaded, &stale)?;
     Ok((database, loaded))
 }
 
@@ -144,6 +185,7 @@ fn make(path: &Path) -> Result<(), OpenError> {
     let fill = || -> Result<(), redb::Error> {
         let write = fresh.begin_write()?;
         write.open_table(OBJECTS)?;
+        write.open_table(SAMPLES)?;
         let mut meta = write.open_table(META)?;
         meta.insert(FORMAT, KNOWN_FORMAT)?;
         meta.insert(REVISION, 1)?;
@@ -165,8 +207,8 @@ fn make(path: &Path) -> Result<(), OpenError> {
     fs::File::open(parent).and_then(|dir| dir.sync_all()).map_err(|e| io("sync the directory of", e))
 }
 
-/// What the file holds, and the keys of what is not stored as `seal` would store it now.
-fn load(path: &Path, database: &Database, seal: Option<&Seal>) -> Result<(Loaded, Vec<Arc<str>>), OpenError> {
+/// What the file holds, and what of it is not as it would be stored now.
+fn load(path: &Path, database: &Database, seal: Option<&Seal>) -> Result<(Loaded, Stale), OpenError> {
     let corrupt = |what: String| OpenError::Corrupt { path: path.into(), what };
     let storage = |e: StorageError| storage_error(path, "read", e);
     let table = |e: TableError| match e {
@@ -183,74 +225,107 @@ fn load(path: &Path, database: &Database, seal: Option<&Seal>) -> Result<(Loaded
         Ok(found.value())
     };
     let found = number(FORMAT)?;
-    if found != KNOWN_FORMAT {
+    if !matches!(found, KNOWN_FORMAT | UNPACKED_FORMAT) {
         return Err(OpenError::Format { path: path.into(), found, known: KNOWN_FORMAT });
     }
+    let mut stale = Stale { format: found != KNOWN_FORMAT, ..Stale::default() };
+    let mut samples: HashMap<u32, Named> = HashMap::new();
+    if !stale.format {
+        for row in read.open_table(SAMPLES).map_err(table)?.iter().map_err(storage)? {
+            let (name, text) = row.map_err(storage)?;
+            let (sort, id) = name.value();
+            samples.insert(id, (sort.into(), Sample::known(id, text.value())));
+        }
+    }
+    let mut used = HashSet::new();
     let revision = number(REVISION)?;
-    let mut objects = BTreeMap::new();
+    let mut objects = BTreeSet::new();
     let mut sum = Sum::default();
-    let mut stale = Vec::new();
     for row in read.open_table(OBJECTS).map_err(table)?.iter().map_err(storage)? {
         let (key, found) = row.map_err(storage)?;
         let key: Arc<str> = key.value().into();
         let found = found.value();
-        let record = split(found).ok_or_else(|| corrupt(format!("the record of {key} is too short")))?;
+        let record = split(found).ok_or_else(|| corrupt(format!("the record of {key} is cut off")))?;
         let Record { created, modified, .. } = record;
         if modified > revision || created > modified {
             return Err(corrupt(format!("the record of {key} has impossible revisions")));
         }
-        let value = match (record.sealed, seal) {
-            (false, _) => Bytes::copy_from_slice(record.value),
-            (true, None) => return Err(OpenError::Encrypted { path: path.into(), key: key.to_string() }),
-            (true, Some(seal)) => match seal.open(&key, record.value) {
-                Ok(plain) => plain.into(),
+        let covering = seal.filter(|seal| seal.covers(&key));
+        // Where values are sealed there are no samples in the clear, and so nothing is packed.
+        let unpackable = seal.is_some_and(|seal| seal.touches(sort(&key)));
+        let is_current = match (&record.value, covering) {
+            (Form::Sealed(bytes), Some(seal)) => seal.is_current(bytes),
+            (Form::Sealed(_), None) | (_, Some(_)) => false,
+            (Form::Packed { .. }, None) => !unpackable,
+            (Form::Plain(_), None) => true,
+        };
+        let (packed, text) = match (record.value, seal) {
+            (Form::Plain(bytes), _) => (Packed::plain(bytes), bytes.to_vec()),
+            (Form::Packed { sample, length, bytes }, _) => {
+                used.insert(sample);
+                let (_, sample) =
+                    samples.get(&sample).ok_or_else(|| corrupt(format!("{key}: its sample is missing")))?;
+                Packed::read(sample, length, bytes).ok_or_else(|| corrupt(format!("{key}: it cannot be unpacked")))?
+            }
+            (Form::Sealed(_), None) => {
+                return Err(OpenError::Encrypted { path: path.into(), key: key.to_string() });
+            }
+            (Form::Sealed(bytes), Some(seal)) => match seal.open(&key, bytes) {
+                Ok(plain) => (Packed::plain(&plain), plain),
                 Err(UnsealError::UnknownKey) => {
                     return Err(OpenError::WrongKey { path: path.into(), key: key.to_string() });
                 }
                 Err(error @ UnsealError::Damaged) => return Err(corrupt(format!("{key}: {error}"))),
             },
         };
-        let is_current = match seal.filter(|seal| seal.covers(&key)) {
-            Some(seal) => record.sealed && seal.is_current(record.value),
-            None => !record.sealed,
-        };
         if !is_current {
-            stale.push(key.clone());
+            stale.objects.push(key.clone());
         }
-        let entry = Entry { key, value, created, modified };
+        let packed = if unpackable { Packed::plain(&text) } else { packed };
+        let entry = Entry { key, value: text.into(), created, modified };
         sum = sum.with(&entry);
-        objects.insert(entry.key.clone(), entry);
+        objects.insert(ByKey(Kept::new(&entry, packed)));
     }
     if number(SUM)? != sum.0 {
         return Err(corrupt("its objects are not those that were stored".into()));
     }
-    Ok((Loaded { revision, objects, sum }, stale))
+    let stays = |(sort, sample): &Named| used.contains(&sample.id()) && !seal.is_some_and(|seal| seal.touches(sort));
+    let (samples, gone) = samples.into_values().partition(stays);
+    stale.samples = gone;
+    Ok((Loaded { revision, objects, samples, sum }, stale))
 }
 
-/// Stores again what was stored in the clear or under an older key.
-fn reseal(
+/// Stores again what was stored in the clear, under an older key or in an older format.
+fn refresh(
     path: &Path,
     database: &mut Database,
     seal: Option<&Seal>,
     loaded: &Loaded,
-    stale: &[Arc<str>],
+    stale: &Stale,
 ) -> Result<(), OpenError> {
-    if stale.is_empty() {
+    if !stale.format && stale.objects.is_empty() && stale.samples.is_empty() {
         return Ok(());
     }
-    let failed = |source| OpenError::Io { step: "encrypt", path: path.into(), source };
+    let failed = |source| OpenError::Io { step: "refresh", path: path.into(), source };
     let mut rewrite = || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let write = database.begin_write()?;
         {
             let mut objects = write.open_table(OBJECTS)?;
-            for entry in stale.iter().filter_map(|key| loaded.objects.get(key)) {
-                let record = encode(seal, entry).ok_or("no random bytes")?;
-                objects.insert(&*entry.key, record.as_slice())?;
+            for kept in stale.objects.iter().filter_map(|key| loaded.objects.get(&**key)) {
+                let record = encode(seal, &kept.0).ok_or("no random bytes")?;
+                objects.insert(&*kept.0.key, record.as_slice())?;
             }
+            let mut samples = write.open_table(SAMPLES)?;
+            for (sort, sample) in &stale.samples {
+                samples.remove((&**sort, sample.id()))?;
+            }
+            write.open_table(META)?.insert(FORMAT, KNOWN_FORMAT)?;
         }
         write.commit()?;
-        // The pages that held the old form are free now, but their bytes are still there.
-        database.compact()?;
+        if !stale.objects.is_empty() {
+            // The pages that held the old form are free now, but their bytes are still there.
+            database.compact()?;
+        }
         Ok(())
     };
     rewrite().map_err(failed)
@@ -289,17 +364,36 @@ mod tests {
         assert_eq!((loaded.revision, loaded.objects.len()), (1, 0));
     }
 
+    fn set_format(path: &Path, format: u64) {
+        let database = Database::open(path).unwrap();
+        let write = database.begin_write().unwrap();
+        write.open_table(META).unwrap().insert(FORMAT, format).unwrap();
+        if format < KNOWN_FORMAT {
+            write.delete_table(SAMPLES).unwrap();
+        }
+        write.commit().unwrap();
+    }
+
+    #[test]
+    fn a_file_without_samples_is_taken_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store.redb");
+        drop(open(&path, None).unwrap());
+        set_format(&path, UNPACKED_FORMAT);
+        drop(open(&path, None).unwrap());
+        let database = Database::open(&path).unwrap();
+        let read = database.begin_read().unwrap();
+        assert_eq!(read.open_table(META).unwrap().get(FORMAT).unwrap().unwrap().value(), KNOWN_FORMAT);
+        assert!(read.open_table(SAMPLES).is_ok());
+    }
+
     #[test]
     fn refuses_an_unknown_format() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("store.redb");
         drop(open(&path, None).unwrap());
-        let database = Database::open(&path).unwrap();
-        let write = database.begin_write().unwrap();
-        write.open_table(META).unwrap().insert(FORMAT, 7).unwrap();
-        write.commit().unwrap();
-        drop(database);
+        set_format(&path, 7);
         let error = open(&path, None).err().unwrap();
-        assert!(matches!(error, OpenError::Format { found: 7, known: 2, .. }), "{error}");
+        assert!(matches!(error, OpenError::Format { found: 7, known: 3, .. }), "{error}");
     }
 }

@@ -5,6 +5,7 @@
 
 mod disk;
 mod file;
+mod pack;
 mod seal;
 mod state;
 mod statistics;
@@ -22,6 +23,7 @@ use crate::{
     Entry, ListError, OpenError, Range, ReadError, Revision, Snapshot, Store, WatchError, Watcher, WriteError,
 };
 use disk::Disk;
+use pack::Packer;
 pub use seal::{KeyFileError, Seal};
 use state::Shared;
 pub use statistics::Statistics;
@@ -57,12 +59,12 @@ impl EmbeddedStore {
     /// Like `open`, with encryption of what `seal` covers.
     pub fn open_sealed(path: &Path, history: History, seal: Option<Seal>) -> Result<Self, OpenError> {
         let (database, loaded) = file::open(path, seal.as_ref())?;
-        let sum = loaded.sum;
+        let (sum, packer) = (loaded.sum, Packer::resumed(&loaded.samples));
         let shared = Arc::new(Shared::new(loaded, history));
         let (queue, requests) = std::sync::mpsc::channel();
         let statistics = Arc::new(Statistics::default());
         let (for_writer, counted) = (shared.clone(), statistics.clone());
-        let mut disk = Disk::new(path.into(), seal, database, sum);
+        let mut disk = Disk::new(path.into(), seal, database, sum, packer);
         let writer = std::thread::Builder::new()
             .name("cleat-store".into())
             .spawn(move || writer::run(&mut disk, &for_writer, &counted, &requests))

@@ -83,6 +83,12 @@ impl Seal {
         self.prefixes.iter().any(|prefix| key.starts_with(prefix))
     }
 
+    /// Are values of some keys of this sort to be sealed?
+    pub(super) fn touches(&self, sort: &str) -> bool {
+        let directory = format!("{sort}/");
+        self.prefixes.iter().any(|prefix| prefix.starts_with(&directory) || directory.starts_with(prefix))
+    }
+
     /// The sealed form: key id, nonce, ciphertext. It opens only under the same storage key.
     pub(super) fn seal(&self, key: &str, value: &[u8]) -> Option<Vec<u8>> {
         let (id, cipher) = self.keys.first()?;

@@ -3,7 +3,9 @@
 //! One lock covers the three, so that a list, a watch's start and a published batch never interleave. Nobody holds it
 //! while waiting for anything; wakers run after it is released.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::borrow::Borrow;
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
@@ -12,7 +14,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::History;
 use super::file::Loaded;
-use crate::{Entry, Event, ListError, Range, Revision, Snapshot, WatchError, Watcher};
+use crate::{Entry, Event, Kept, ListError, Range, Revision, Snapshot, WatchError, Watcher};
 
 /// Events queued for one watch before it has to catch up from the history instead.
 const QUEUE: usize = 1024;
@@ -22,11 +24,65 @@ pub(super) struct Shared {
     limits: History,
 }
 
+/// A change, with its new value as it is kept.
+#[derive(Clone, Debug)]
+pub(super) struct Change {
+    pub(super) event: Event,
+    pub(super) new: Option<Kept>,
+}
+
+/// What is kept of a change.
+struct Past {
+    revision: Revision,
+    new: Option<Kept>,
+    old: Option<Kept>,
+}
+
+impl Past {
+    fn key(&self) -> &str {
+        self.new.as_ref().or(self.old.as_ref()).map_or("", |kept| &kept.key)
+    }
+
+    fn event(&self) -> Event {
+        let entry = |kept: &Option<Kept>| kept.as_ref().map(Kept::entry);
+        Event { revision: self.revision, new: entry(&self.new), old: entry(&self.old) }
+    }
+}
+
+/// In a set, an object is found by its key.
+pub(super) struct ByKey(pub(super) Kept);
+
+impl Borrow<str> for ByKey {
+    fn borrow(&self) -> &str {
+        &self.0.key
+    }
+}
+
+impl PartialEq for ByKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.key == other.0.key
+    }
+}
+
+impl Eq for ByKey {}
+
+impl PartialOrd for ByKey {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for ByKey {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.key.cmp(&other.0.key)
+    }
+}
+
 struct State {
     revision: Revision,
-    objects: BTreeMap<Arc<str>, Entry>,
+    objects: BTreeSet<ByKey>,
     /// Changes with consecutive revisions, ending at `revision`.
-    history: VecDeque<Arc<Event>>,
+    history: VecDeque<Past>,
     history_bytes: usize,
     /// History is complete for every revision greater than this one.
     compacted: Revision,
@@ -73,7 +129,8 @@ impl Shared {
     }
 
     pub(super) fn get(&self, key: &str) -> Option<Entry> {
-        self.state.read().objects.get(key).cloned()
+        let kept = self.state.read().objects.get(key).map(|found| found.0.clone());
+        kept.map(|kept| kept.entry())
     }
 
     pub(super) fn list(&self, range: Range<'_>) -> Result<Snapshot, ListError> {
@@ -89,34 +146,34 @@ impl Shared {
         let current = state
             .objects
             .range::<str, _>((Bound::Included(start), Bound::Unbounded))
-            .take_while(|(key, _)| key.starts_with(range.prefix))
-            .map(|(_, entry)| entry);
+            .map(|found| &found.0)
+            .take_while(|kept| kept.key.starts_with(range.prefix));
         // What the keys that changed since then were; the oldest change of each, looked at last, tells.
-        let mut undone: BTreeMap<&str, Option<&Entry>> = BTreeMap::new();
-        for event in state.history.iter().rev().take_while(|e| e.revision > asked) {
-            let key = event.key();
+        let mut undone: BTreeMap<&str, Option<&Kept>> = BTreeMap::new();
+        for past in state.history.iter().rev().take_while(|past| past.revision > asked) {
+            let key = past.key();
             if key >= start && key.starts_with(range.prefix) {
-                undone.insert(key, event.old.as_ref());
+                undone.insert(key, past.old.as_ref());
             }
         }
-        let mut entries = Vec::new();
+        let mut kept = Vec::new();
         let mut more = 0;
-        let mut take = |entry: &Entry| match range.limit {
-            Some(limit) if entries.len() >= limit => more += 1,
-            _ => entries.push(entry.clone()),
+        let mut take = |found: &Kept| match range.limit {
+            Some(limit) if kept.len() >= limit => more += 1,
+            _ => kept.push(found.clone()),
         };
         let mut undone = undone.into_iter().peekable();
-        for entry in current {
-            while let Some((_, old)) = undone.next_if(|(key, _)| **key < *entry.key) {
+        for found in current {
+            while let Some((_, old)) = undone.next_if(|(key, _)| **key < *found.key) {
                 old.into_iter().for_each(&mut take);
             }
-            match undone.next_if(|(key, _)| **key == *entry.key) {
+            match undone.next_if(|(key, _)| **key == *found.key) {
                 Some((_, old)) => old.into_iter().for_each(&mut take),
-                None => take(entry),
+                None => take(found),
             }
         }
         undone.filter_map(|(_, old)| old).for_each(&mut take);
-        Ok(Snapshot { revision: asked, entries, more })
+        Ok(Snapshot { revision: asked, kept, more })
     }
 
     pub(super) fn watch(shared: &Arc<Self>, prefix: &str, after: Revision) -> Result<Cursor, WatchError> {
@@ -124,8 +181,8 @@ impl Shared {
         if after > state.revision {
             return Err(WatchError::Future { asked: after, current: state.revision });
         }
-        let events = state.after(prefix, after)?;
-        let queue = Queue { events, behind: None, waker: None, closed: state.closed };
+        let (events, behind) = state.after(prefix, after)?;
+        let queue = Queue { events, behind, waker: None, closed: state.closed };
         let watch = Arc::new(Watch { prefix: prefix.into(), queue: Mutex::new(queue) });
         state.watches.push(Arc::downgrade(&watch));
         drop(state);
@@ -133,7 +190,7 @@ impl Shared {
     }
 
     /// Makes durable changes visible, in order. Only the writer calls this.
-    pub(super) fn publish(&self, events: Vec<Event>) {
+    pub(super) fn publish(&self, changes: Vec<Change>) {
         let mut wake = Vec::new();
         let mut state = self.state.write();
         let mut live = Vec::with_capacity(state.watches.len());
@@ -144,9 +201,9 @@ impl Shared {
             }
             None => false,
         });
-        for event in events {
+        for Change { event, new } in changes {
+            state.apply(&event, new);
             let event = Arc::new(event);
-            state.apply(&event);
             for watch in live.iter().filter(|w| event.key().starts_with(&w.prefix)) {
                 let mut queue = watch.queue.lock();
                 if queue.behind.is_none() {
@@ -188,27 +245,27 @@ impl Shared {
 }
 
 impl State {
-    fn apply(&mut self, event: &Arc<Event>) {
+    fn apply(&mut self, event: &Event, new: Option<Kept>) {
         self.revision = event.revision;
-        match (&event.new, &event.old) {
-            (Some(new), _) => {
-                self.objects.insert(new.key.clone(), new.clone());
-            }
-            (None, Some(old)) => {
-                self.objects.remove(&old.key);
-            }
-            (None, None) => {}
-        }
-        self.history_bytes += weight(event);
-        self.history.push_back(event.clone());
+        let old = match &new {
+            Some(new) => self.objects.replace(ByKey(new.clone())),
+            None => self.objects.take(event.key()),
+        };
+        let past = Past { revision: event.revision, new, old: old.map(|old| old.0) };
+        self.history_bytes += weight(&past);
+        self.history.push_back(past);
     }
 
-    fn after(&self, prefix: &str, after: Revision) -> Result<VecDeque<Arc<Event>>, WatchError> {
+    /// The next events after a revision, and from where to go on if there are more than fit in a queue.
+    fn after(&self, prefix: &str, after: Revision) -> Result<(VecDeque<Arc<Event>>, Option<Revision>), WatchError> {
         if after < self.compacted {
             return Err(WatchError::TooOld { asked: after, oldest: self.compacted });
         }
         let start = self.history.partition_point(|e| e.revision <= after);
-        Ok(self.history.range(start..).filter(|e| e.key().starts_with(prefix)).cloned().collect())
+        let found = self.history.range(start..).filter(|past| past.key().starts_with(prefix));
+        let events: VecDeque<_> = found.take(QUEUE).map(|past| Arc::new(past.event())).collect();
+        let behind = events.back().filter(|_| events.len() == QUEUE).map(|last| last.revision);
+        Ok((events, behind))
     }
 
     fn excess(&self, limits: &History) -> usize {
@@ -222,16 +279,16 @@ impl State {
     }
 
     fn forget(&mut self, count: usize) {
-        for event in self.history.drain(..count) {
-            self.history_bytes -= weight(&event);
-            self.compacted = event.revision;
+        for past in self.history.drain(..count) {
+            self.history_bytes -= weight(&past);
+            self.compacted = past.revision;
         }
     }
 }
 
 /// The bytes that only the history keeps: the value the change replaced.
-fn weight(event: &Arc<Event>) -> usize {
-    event.old.as_ref().map_or(0, |old| old.value.len())
+fn weight(past: &Past) -> usize {
+    past.old.as_ref().map_or(0, |old| old.value.bytes().len())
 }
 
 impl Watcher for Cursor {
@@ -252,13 +309,12 @@ impl Watcher for Cursor {
             // Lock order: the state before a queue, as in `publish`.
             drop(queue);
             let state = self.shared.state.read();
-            let events = match state.after(&self.watch.prefix, behind) {
-                Ok(events) => events,
+            let (events, behind) = match state.after(&self.watch.prefix, behind) {
+                Ok(found) => found,
                 Err(error) => return Poll::Ready(Err(error)),
             };
             let mut queue = self.watch.queue.lock();
-            queue.behind = None;
-            queue.events = events;
+            (queue.events, queue.behind) = (events, behind);
         }
     }
 

@@ -53,13 +53,14 @@ fn write(disk: &mut Disk, shared: &Shared, statistics: &Statistics, batch: Vec<R
         }
     });
     let (events, answers) = plan(shared, batch);
-    let outcome = if events.is_empty() { Ok(()) } else { recovered.and_then(|()| disk.commit(&events)) };
+    let changes = disk.packed(events);
+    let outcome = if changes.is_empty() { Ok(()) } else { recovered.and_then(|()| disk.commit(&changes)) };
     match outcome {
         Ok(()) => {
             cleat_crash::point("store:committed");
-            if !events.is_empty() {
-                statistics.committed(events.len());
-                shared.publish(events);
+            if !changes.is_empty() {
+                statistics.committed(changes.len());
+                shared.publish(changes);
             }
             for (reply, _, result) in answers {
                 // The requester may have stopped waiting; the write stands.

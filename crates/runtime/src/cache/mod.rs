@@ -2,7 +2,10 @@
 //!
 //! A cache answers reads from memory, tells subscribers of each change, and keeps the indexes controllers ask for.
 //! It gives read-your-writes: a component hands the server's reply to [`Cache::observe_write`], and no later read
-//! shows an older state. It never decides anything.
+//! shows an older state. It never decides anything. Objects that nobody has read or changed for a while are packed.
+
+mod held;
+mod index;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
@@ -10,9 +13,24 @@ use std::sync::Arc;
 
 use cleat_api::Key;
 use cleat_api::key::Meta as _;
+use cleat_pack::Sort;
 use kube::Resource;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::sync::watch;
+
+use held::{Held, Recent, pack};
+pub use index::Index;
+use index::Terms;
+
+/// So many reads and changes back an object counts as being worked with.
+const WARM: usize = 4096;
+
+/// A kind that can be cached.
+pub trait Cached: Resource + Serialize + DeserializeOwned + Debug + Send + Sync + 'static {}
+
+impl<K: Resource + Serialize + DeserializeOwned + Debug + Send + Sync + 'static> Cached for K {}
 
 /// What happened to one object. On a relist, objects that vanished are `Deleted` like any other.
 #[derive(Debug)]
@@ -41,7 +59,6 @@ impl<K> Clone for Change<K> {
 }
 
 type Subscriber<K> = Arc<dyn Fn(&Change<K>) + Send + Sync>;
-type Extract<K> = Box<dyn Fn(&K) -> Vec<String> + Send + Sync>;
 
 pub struct Cache<K>(Arc<Shared<K>>);
 
@@ -53,35 +70,61 @@ impl<K> Clone for Cache<K> {
 
 struct Shared<K> {
     state: RwLock<State<K>>,
+    sort: Mutex<Sort>,
     synced: watch::Sender<bool>,
 }
 
 struct State<K> {
-    objects: HashMap<Key, Arc<K>>,
+    objects: HashMap<Arc<Key>, Held<K>>,
+    recent: Recent,
     /// The highest revision the watch delivered: a reply at or below it is old news.
     seen: u64,
-    indexes: Vec<IndexState<K>>,
+    indexes: Vec<Terms<K>>,
     subscribers: Vec<Subscriber<K>>,
 }
 
-struct IndexState<K> {
-    extract: Extract<K>,
-    keys: HashMap<String, HashSet<Key>>,
+/// What is to be packed.
+struct Due<K> {
+    key: Arc<Key>,
+    revision: u64,
+    object: Arc<K>,
 }
 
 impl<K> Default for Cache<K> {
     fn default() -> Self {
-        let state = State { objects: HashMap::new(), seen: 0, indexes: Vec::new(), subscribers: Vec::new() };
-        Self(Arc::new(Shared { state: RwLock::new(state), synced: watch::Sender::new(false) }))
+        let (objects, recent) = (HashMap::new(), Recent::default());
+        let state = State { objects, recent, seen: 0, indexes: Vec::new(), subscribers: Vec::new() };
+        let (state, sort) = (RwLock::new(state), Mutex::default());
+        Self(Arc::new(Shared { state, sort, synced: watch::Sender::new(false) }))
     }
 }
 
-impl<K> Cache<K>
-where
-    K: Resource + Debug + Send + Sync + 'static,
-{
+impl<K: Cached> Cache<K> {
     pub fn get(&self, key: &Key) -> Option<Arc<K>> {
-        self.0.state.read().objects.get(key).cloned()
+        let (key, held) = {
+            let state = self.0.state.read();
+            let (key, held) = state.objects.get_key_value(key)?;
+            if let Some(object) = held.warm() {
+                return Some(object.clone());
+            }
+            (key.clone(), held.clone())
+        };
+        Some(self.worked_with(key, &held))
+    }
+
+    /// The object, which is not packed for the time being.
+    fn worked_with(&self, key: Arc<Key>, held: &Held<K>) -> Arc<K> {
+        if let Some(object) = held.warm() {
+            return object.clone();
+        }
+        let object = held.object();
+        let due = {
+            let mut state = self.0.state.write();
+            state.warm(key, held.revision, &object);
+            state.due()
+        };
+        self.settle(due);
+        object
     }
 
     /// A cluster-scoped object by name.
@@ -90,7 +133,13 @@ where
     }
 
     pub fn all(&self) -> Vec<Arc<K>> {
-        self.0.state.read().objects.values().cloned().collect()
+        self.each().collect()
+    }
+
+    /// Every object that is here now, each unpacked when it is asked for.
+    pub fn each(&self) -> impl Iterator<Item = Arc<K>> + use<K> {
+        let here: Vec<Held<K>> = self.0.state.read().objects.values().cloned().collect();
+        here.into_iter().map(|held| held.object())
     }
 
     pub fn len(&self) -> usize {
@@ -117,25 +166,38 @@ where
     /// read this and other caches; the order of notices for one object is not kept.
     pub fn subscribe(&self, subscriber: impl Fn(&Change<K>) + Send + Sync + 'static) {
         let subscriber: Subscriber<K> = Arc::new(subscriber);
-        let present: Vec<Arc<K>> = {
+        let present: Vec<Held<K>> = {
             let mut state = self.0.state.write();
             state.subscribers.push(subscriber.clone());
             state.objects.values().cloned().collect()
         };
-        for new in present {
-            subscriber(&Change::Applied { old: None, new });
+        for held in present {
+            subscriber(&Change::Applied { old: None, new: held.object() });
         }
     }
 
     /// Keeps objects findable by the strings that `extract` gives for each.
     pub fn index(&self, extract: impl Fn(&K) -> Vec<String> + Send + Sync + 'static) -> Index<K> {
         let mut state = self.0.state.write();
-        let mut index = IndexState { extract: Box::new(extract), keys: HashMap::new() };
-        for (key, object) in &state.objects {
-            index.insert(key, object);
+        let mut terms = Terms::new(extract);
+        for (key, held) in &state.objects {
+            terms.insert(key, &held.object());
         }
-        state.indexes.push(index);
+        state.indexes.push(terms);
         Index { cache: self.clone(), position: state.indexes.len() - 1 }
+    }
+
+    fn indexed(&self, position: usize, term: &str) -> Vec<Arc<K>> {
+        let found: Vec<(Arc<Key>, Held<K>)> = {
+            let state = self.0.state.read();
+            let keys = state.indexes[position].get(term).into_iter();
+            keys.filter_map(|key| state.objects.get(&*key).cloned().map(|held| (key, held))).collect()
+        };
+        found.into_iter().map(|(key, held)| self.worked_with(key, &held)).collect()
+    }
+
+    fn is_indexed(&self, position: usize, term: &str) -> bool {
+        self.0.state.read().indexes[position].has(term)
     }
 
     /// Takes in the server's reply to a write of our own, before the watch brings it.
@@ -155,7 +217,7 @@ where
     /// The watch shows the object at this revision. Is that what is here already, by a write of our own?
     pub(crate) fn is_known(&self, key: &Key, revision: u64) -> bool {
         let mut state = self.0.state.write();
-        let known = state.objects.get(key).is_some_and(|object| object.meta().revision() == revision);
+        let known = state.objects.get(key).is_some_and(|held| held.revision == revision);
         if known {
             state.seen = state.seen.max(revision);
         }
@@ -173,7 +235,8 @@ where
     /// A complete list was taken at `revision` and showed these objects: what else is here is gone, unless it is newer
     /// than the list.
     pub(crate) fn listed(&self, shown: &HashSet<Key>, revision: u64) {
-        let here: Vec<Key> = self.0.state.read().objects.keys().filter(|k| !shown.contains(k)).cloned().collect();
+        let here: Vec<Arc<Key>> =
+            self.0.state.read().objects.keys().filter(|k| !shown.contains(&***k)).cloned().collect();
         for key in here {
             self.change(|state| state.remove_up_to(&key, revision));
         }
@@ -189,103 +252,102 @@ where
 
     /// Changes the state under the lock, then tells the subscribers without it.
     fn change(&self, change: impl FnOnce(&mut State<K>) -> Vec<Change<K>>) {
-        let (changes, subscribers) = {
+        let (changes, subscribers, due) = {
             let mut state = self.0.state.write();
             let changes = change(&mut state);
             if changes.is_empty() {
                 return;
             }
-            (changes, state.subscribers.clone())
+            (changes, state.subscribers.clone(), state.due())
         };
         for change in &changes {
             for subscriber in &subscribers {
                 subscriber(change);
             }
         }
+        self.settle(due);
+    }
+
+    /// Packs what has not been worked with for long enough. The lock is not held meanwhile.
+    fn settle(&self, mut due: Option<Due<K>>) {
+        while let Some(Due { key, revision, object }) = due {
+            let packed = pack(&mut self.0.sort.lock(), &*object);
+            let mut state = self.0.state.write();
+            if let (Some(held), Some(packed)) = (state.at(&key, revision), packed) {
+                held.packed(packed);
+            }
+            due = state.due();
+        }
     }
 }
 
-impl<K: Resource> State<K> {
+impl<K: Cached> State<K> {
     /// Takes the object in unless what is here is as new: our own write may be ahead of the watch. An object that took
     /// the name of another is told as a deletion and a creation; a relist shows no more than that it is another.
     fn apply(&mut self, object: K) -> Vec<Change<K>> {
         let revision = object.meta().revision();
         let key = Key::of(object.meta());
-        if self.objects.get(&key).is_some_and(|o| revision != 0 && o.meta().revision() >= revision) {
+        let found = self.objects.get_key_value(&key);
+        if found.is_some_and(|(_, held)| revision != 0 && held.revision >= revision) {
             return Vec::new();
         }
+        let (key, mut old) = match found {
+            Some((key, held)) => (key.clone(), Some(held.object())),
+            None => (Arc::new(key), None),
+        };
         let mut changes = Vec::new();
-        if self.objects.get(&key).is_some_and(|o| o.meta().uid() != object.meta().uid()) {
+        if old.as_ref().is_some_and(|old| old.meta().uid() != object.meta().uid()) {
             changes.extend(self.remove(&key));
+            old = None;
         }
         let new = Arc::new(object);
-        let old = self.objects.insert(key.clone(), new.clone());
-        for index in &mut self.indexes {
-            if let Some(old) = &old {
-                index.remove(&key, old);
+        self.objects.insert(key.clone(), Held::new(revision, new.clone()));
+        for terms in &mut self.indexes {
+            match &old {
+                Some(old) => terms.replace(&key, old, &new),
+                None => terms.insert(&key, &new),
             }
-            index.insert(&key, &new);
         }
+        self.recent.push(key, revision);
         changes.push(Change::Applied { old, new });
         changes
     }
 
+    /// The object at this revision is worked with.
+    fn warm(&mut self, key: Arc<Key>, revision: u64, object: &Arc<K>) {
+        if let Some(held) = self.at(&key, revision).filter(|held| held.warm().is_none()) {
+            held.warmed(object);
+            self.recent.push(key, revision);
+        }
+    }
+
+    fn at(&mut self, key: &Key, revision: u64) -> Option<&mut Held<K>> {
+        self.objects.get_mut(key).filter(|held| held.revision == revision)
+    }
+
+    /// An object that is at rest and not packed yet.
+    fn due(&mut self) -> Option<Due<K>> {
+        while let Some((key, revision)) = self.recent.due(WARM) {
+            if let Some(object) = self.at(&key, revision).and_then(|held| held.warm().cloned()) {
+                return Some(Due { key, revision, object });
+            }
+        }
+        None
+    }
+
     fn remove_up_to(&mut self, key: &Key, revision: u64) -> Vec<Change<K>> {
         match self.objects.get(key) {
-            Some(object) if object.meta().revision() <= revision => self.remove(key).into_iter().collect(),
+            Some(held) if held.revision <= revision => self.remove(key).into_iter().collect(),
             Some(_) | None => Vec::new(),
         }
     }
 
     fn remove(&mut self, key: &Key) -> Option<Change<K>> {
-        let old = self.objects.remove(key)?;
-        for index in &mut self.indexes {
-            index.remove(key, &old);
+        let old = self.objects.remove(key)?.object();
+        for terms in &mut self.indexes {
+            terms.remove(key, &old);
         }
         Some(Change::Deleted(old))
-    }
-}
-
-impl<K> IndexState<K> {
-    fn insert(&mut self, key: &Key, object: &K) {
-        for term in (self.extract)(object) {
-            self.keys.entry(term).or_default().insert(key.clone());
-        }
-    }
-
-    fn remove(&mut self, key: &Key, object: &K) {
-        for term in (self.extract)(object) {
-            if let Some(keys) = self.keys.get_mut(&term) {
-                keys.remove(key);
-                if keys.is_empty() {
-                    self.keys.remove(&term);
-                }
-            }
-        }
-    }
-}
-
-/// A second way to find the objects of a cache.
-pub struct Index<K> {
-    cache: Cache<K>,
-    position: usize,
-}
-
-impl<K> Clone for Index<K> {
-    fn clone(&self) -> Self {
-        Self { cache: self.cache.clone(), position: self.position }
-    }
-}
-
-impl<K> Index<K> {
-    pub fn get(&self, term: &str) -> Vec<Arc<K>> {
-        let state = self.cache.0.state.read();
-        let keys = state.indexes[self.position].keys.get(term);
-        keys.into_iter().flatten().filter_map(|key| state.objects.get(key).cloned()).collect()
-    }
-
-    pub fn has(&self, term: &str) -> bool {
-        self.cache.0.state.read().indexes[self.position].keys.contains_key(term)
     }
 }
 
@@ -411,5 +473,60 @@ mod tests {
         let heard = notices(&cache);
         cache.arrived(pod("a", 2, ""));
         assert_eq!(*heard.lock(), ["applied 1", "applied 2"]);
+    }
+
+    fn warm(cache: &Cache<Pod>) -> usize {
+        cache.0.state.read().objects.values().filter(|held| held.warm().is_some()).count()
+    }
+
+    #[test]
+    fn what_is_at_rest_is_packed_and_read_as_before() {
+        let cache = Cache::default();
+        let by_node = cache.index(|p: &Pod| p.spec.iter().filter_map(|s| s.node_name.clone()).collect());
+        let all = WARM + 300;
+        for n in 0..all {
+            cache.arrived(pod(&format!("pod-{n}"), n as u64 + 1, &format!("node-{n}")));
+        }
+        assert_eq!(warm(&cache), WARM);
+        let first = pod("pod-0", 1, "node-0");
+        assert_eq!(*by_node.get("node-0")[0], first);
+        assert_eq!(*cache.get(&key("pod-0")).unwrap(), first);
+        assert_eq!(warm(&cache), WARM, "what is read again is warm again, and something else is not");
+        assert!(cache.0.state.read().objects[&key("pod-0")].warm().is_some());
+        assert_eq!(cache.all().len(), all);
+        let heard = notices(&cache);
+        assert_eq!(heard.lock().len(), all);
+        heard.lock().clear();
+        assert!(cache.is_known(&key("pod-1"), 2), "a packed object's revision is known");
+        cache.arrived(pod("pod-1", 10_000, "elsewhere"));
+        cache.departed(&key("pod-2"), 10_001);
+        assert_eq!(*heard.lock(), ["applied 10000", "deleted 3"]);
+        assert!(!by_node.has("node-1") && !by_node.has("node-2") && by_node.has("elsewhere"));
+    }
+
+    #[test]
+    fn what_changes_while_it_is_being_packed_stays_as_it_is_now() {
+        let cache = Cache::default();
+        cache.arrived(pod("a", 1, "n1"));
+        let object = cache.get(&key("a")).unwrap();
+        cache.arrived(pod("a", 2, "n2"));
+        cache.settle(Some(Due { key: Arc::new(key("a")), revision: 1, object }));
+        assert_eq!(cache.get(&key("a")).unwrap().metadata.revision(), 2);
+        assert_eq!(warm(&cache), 1);
+    }
+
+    #[test]
+    fn a_term_may_belong_to_many() {
+        let cache = Cache::default();
+        let by_node = cache.index(|p: &Pod| p.spec.iter().filter_map(|s| s.node_name.clone()).collect());
+        for (n, name) in ["a", "b", "c"].into_iter().enumerate() {
+            cache.arrived(pod(name, n as u64 + 1, "n"));
+        }
+        assert_eq!(by_node.get("n").len(), 3);
+        cache.arrived(pod("a", 9, "m"));
+        cache.departed(&key("b"), 10);
+        assert_eq!((by_node.get("n").len(), by_node.get("m").len()), (1, 1));
+        cache.departed(&key("c"), 11);
+        assert!(!by_node.has("n"));
     }
 }

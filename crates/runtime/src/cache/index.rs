@@ -1,0 +1,110 @@
+//! A second way to find the objects of a cache.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use cleat_api::Key;
+
+use super::{Cache, Cached};
+
+type Extract<K> = Box<dyn Fn(&K) -> Vec<String> + Send + Sync>;
+
+pub struct Index<K> {
+    pub(super) cache: Cache<K>,
+    pub(super) position: usize,
+}
+
+impl<K> Clone for Index<K> {
+    fn clone(&self) -> Self {
+        Self { cache: self.cache.clone(), position: self.position }
+    }
+}
+
+impl<K: Cached> Index<K> {
+    pub fn get(&self, term: &str) -> Vec<Arc<K>> {
+        self.cache.indexed(self.position, term)
+    }
+
+    pub fn has(&self, term: &str) -> bool {
+        self.cache.is_indexed(self.position, term)
+    }
+}
+
+pub(super) struct Terms<K> {
+    extract: Extract<K>,
+    keys: HashMap<Box<str>, Keys>,
+}
+
+/// Most terms belong to one object.
+enum Keys {
+    One(Arc<Key>),
+    More(HashSet<Arc<Key>>),
+}
+
+impl Keys {
+    fn insert(&mut self, key: &Arc<Key>) {
+        match self {
+            Self::One(only) if only == key => {}
+            Self::One(only) => *self = Self::More([only.clone(), key.clone()].into()),
+            Self::More(keys) => {
+                keys.insert(key.clone());
+            }
+        }
+    }
+
+    /// Is none left?
+    fn remove(&mut self, key: &Key) -> bool {
+        match self {
+            Self::One(only) => **only == *key,
+            Self::More(keys) => {
+                keys.remove(key);
+                keys.is_empty()
+            }
+        }
+    }
+}
+
+impl<K> Terms<K> {
+    pub(super) fn new(extract: impl Fn(&K) -> Vec<String> + Send + Sync + 'static) -> Self {
+        Self { extract: Box::new(extract), keys: HashMap::new() }
+    }
+
+    pub(super) fn insert(&mut self, key: &Arc<Key>, object: &K) {
+        for term in (self.extract)(object) {
+            match self.keys.get_mut(&*term) {
+                Some(keys) => keys.insert(key),
+                None => {
+                    self.keys.insert(term.into(), Keys::One(key.clone()));
+                }
+            }
+        }
+    }
+
+    pub(super) fn remove(&mut self, key: &Key, object: &K) {
+        for term in (self.extract)(object) {
+            if self.keys.get_mut(&*term).is_some_and(|keys| keys.remove(key)) {
+                self.keys.remove(&*term);
+            }
+        }
+    }
+
+    /// The object has changed. A term that stays is not touched.
+    pub(super) fn replace(&mut self, key: &Arc<Key>, old: &K, new: &K) {
+        if (self.extract)(old) != (self.extract)(new) {
+            self.remove(key, old);
+            self.insert(key, new);
+        }
+    }
+
+    pub(super) fn get(&self, term: &str) -> Vec<Arc<Key>> {
+        match self.keys.get(term) {
+            None => Vec::new(),
+            Some(Keys::One(key)) => vec![key.clone()],
+            Some(Keys::More(keys)) => keys.iter().cloned().collect(),
+        }
+    }
+
+    pub(super) fn has(&self, term: &str) -> bool {
+        self.keys.contains_key(term)
+    }
+}

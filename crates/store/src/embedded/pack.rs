@@ -1,0 +1,142 @@
+//! Which values are kept small by comparing them with which: those whose keys begin alike.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use cleat_pack::{Packed, Sample, Sort};
+
+use super::seal::Seal;
+use super::state::Change;
+use crate::{Event, Kept};
+
+/// A sample and the sort of keys it serves.
+pub(super) type Named = (Arc<str>, Arc<Sample>);
+
+#[derive(Default)]
+pub(super) struct Packer {
+    sorts: HashMap<Arc<str>, Sort>,
+    next: u32,
+    /// Samples that may not be on disk yet. What is packed with them must not get there before them.
+    unsaved: Vec<Named>,
+}
+
+/// What keys that begin alike have in common: two steps of their path, or one if there are no more.
+pub(super) fn sort(key: &str) -> &str {
+    let mut slashes = key.match_indices('/').map(|(at, _)| at).filter(|at| *at > 0);
+    let (first, second) = (slashes.next(), slashes.next());
+    &key[..second.or(first).unwrap_or(0)]
+}
+
+impl Packer {
+    /// Goes on with the samples that were stored.
+    pub(super) fn resumed(stored: &[Named]) -> Self {
+        let mut packer = Self::default();
+        let mut counts: HashMap<&Arc<str>, (u32, &Arc<Sample>)> = HashMap::new();
+        for (sort, sample) in stored {
+            packer.next = packer.next.max(sample.id() + 1);
+            let (count, newest) = counts.entry(sort).or_insert((0, sample));
+            *count += 1;
+            if sample.id() > newest.id() {
+                *newest = sample;
+            }
+        }
+        for (sort, (count, newest)) in counts {
+            packer.sorts.insert(sort.clone(), Sort::resumed(newest.clone(), count));
+        }
+        packer
+    }
+
+    /// The changes with their new values as they are kept. What is sealed on disk is compared with nothing: a sample is
+    /// stored in the clear.
+    pub(super) fn pack(&mut self, seal: Option<&Seal>, events: Vec<Event>) -> Vec<Change> {
+        let mut changes = Vec::with_capacity(events.len());
+        for event in events {
+            let new = event.new.as_ref().map(|entry| {
+                let sort = sort(&entry.key);
+                let packed = match seal.filter(|seal| seal.touches(sort)) {
+                    Some(_) => Packed::plain(&entry.value),
+                    None => self.packed(sort, &entry.value),
+                };
+                Kept::new(entry, packed)
+            });
+            changes.push(Change { event, new });
+        }
+        changes
+    }
+
+    fn packed(&mut self, name: &str, text: &[u8]) -> Packed {
+        if !self.sorts.contains_key(name) {
+            self.sorts.insert(name.into(), Sort::default());
+        }
+        let Some(sort) = self.sorts.get_mut(name) else { return Packed::plain(text) };
+        let id = self.next;
+        let packed = sort.pack(text, || id);
+        if let Some(sample) = sort.sample().filter(|sample| sample.id() == id) {
+            self.next += 1;
+            self.unsaved.push((name.into(), sample.clone()));
+        }
+        packed
+    }
+
+    pub(super) fn unsaved(&self) -> &[Named] {
+        &self.unsaved
+    }
+
+    /// What was unsaved is on disk.
+    pub(super) fn saved(&mut self) {
+        self.unsaved.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Entry;
+
+    use super::*;
+
+    fn written(n: u64) -> Vec<Event> {
+        let words: Vec<String> = (0..60).map(|word| (word * 7919 % 997).to_string()).collect();
+        let value = format!("{n} {}", words.join(" ")).into();
+        let entry = Entry { key: format!("/registry/things/{n}").into(), value, created: n, modified: n };
+        vec![Event { revision: n, new: Some(entry), old: None }]
+    }
+
+    fn pack(packer: &mut Packer, n: u64) -> Kept {
+        packer.pack(None, written(n)).remove(0).new.unwrap()
+    }
+
+    #[test]
+    fn a_sample_is_stored_until_it_surely_is() {
+        let mut packer = Packer::default();
+        let before =
+            (1..).take_while(|n| pack(&mut packer, *n).value.sample().is_none() && packer.unsaved().is_empty());
+        let n = before.last().unwrap() + 2;
+        let packed = pack(&mut packer, n);
+        let used = packed.value.sample().unwrap();
+        assert!(packer.unsaved().iter().any(|(sort, sample)| &**sort == "/registry/things" && sample == used));
+        // The batch failed: the next one has to bring the sample again.
+        pack(&mut packer, n + 1);
+        assert_eq!(packer.unsaved().len(), 1);
+        packer.saved();
+        pack(&mut packer, n + 2);
+        assert!(packer.unsaved().is_empty());
+        let stored = [("/registry/things".into(), used.clone())];
+        let mut resumed = Packer::resumed(&stored);
+        assert_eq!(pack(&mut resumed, n + 3).value.sample(), Some(used), "a start goes on with what is there");
+        assert_eq!(resumed.next, used.id() + 1);
+    }
+
+    #[test]
+    fn keys_that_begin_alike_are_of_one_sort() {
+        for (key, of) in [
+            ("/registry/pods/ns/name", "/registry/pods"),
+            ("/registry/nodes/name", "/registry/nodes"),
+            ("/registry/example.com/widgets/ns/name", "/registry/example.com"),
+            ("/k/1", "/k"),
+            ("/k", ""),
+            ("k", ""),
+        ] {
+            assert_eq!(sort(key), of, "{key}");
+        }
+    }
+}
