@@ -154,7 +154,7 @@ mod tests {
         world.set_volume("v", Some(volume.clone()));
         assert!(!Arc::ptr_eq(&world.volume("v").unwrap(), &volume), "it was packed");
         assert_eq!(world.volume("v"), Some(volume.clone()));
-        assert_eq!(world.reserved_for(&key).collect::<Vec<_>>(), [volume.clone()]);
+        assert_eq!(world.reserved_for(&key).collect::<Vec<_>>(), std::slice::from_ref(&volume));
         assert_eq!(
             world.volumes["v"].handle.as_deref(),
             volume.spec.as_ref().and_then(|s| Some(&*s.csi.as_ref()?.volume_handle))
