@@ -5,14 +5,43 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use http::StatusCode;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde_json::{Value, json};
 
 use crate::authenticate::Caller;
 use crate::http::gate::Asked;
+
+pub(crate) const ID: HeaderName = HeaderName::from_static("audit-id");
+
+/// Names for requests, each used once. Whoever asks the kernel for every one waits for it every time.
+pub(crate) struct Ids {
+    first: u128,
+    given: AtomicU64,
+}
+
+impl Ids {
+    pub(crate) fn new() -> Self {
+        Self { first: uuid::Uuid::new_v4().as_u128(), given: AtomicU64::new(0) }
+    }
+
+    /// The one a client gave the request, or a new one.
+    pub(crate) fn of(&self, headers: &HeaderMap) -> HeaderValue {
+        // Odd, so that no two products are the same.
+        const STRIDE: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
+        let given = headers.get(ID).filter(|id| id.to_str().is_ok_and(|id| !id.is_empty() && id.len() <= 64));
+        given.cloned().unwrap_or_else(|| {
+            let number = self.given.fetch_add(1, Ordering::Relaxed);
+            let bits = self.first.wrapping_add(STRIDE.wrapping_mul(number.into()));
+            let id = uuid::Builder::from_random_bytes(bits.to_be_bytes()).into_uuid();
+            let mut text = uuid::Uuid::encode_buffer();
+            HeaderValue::from_str(id.hyphenated().encode_lower(&mut text)).expect("letters, digits and hyphens")
+        })
+    }
+}
 
 pub(crate) struct Audit(Sender<Value>);
 
@@ -37,7 +66,7 @@ impl Audit {
     ) {
         let mut line = json!({
             "kind": "Event", "apiVersion": "audit.k8s.io/v1", "level": "Metadata", "stage": "ResponseComplete",
-            "auditID": id, "requestURI": asked.uri, "verb": asked.verb,
+            "auditID": id, "requestURI": asked.uri.to_string(), "verb": asked.verb,
             "responseStatus": { "metadata": {}, "code": code.as_u16() },
             "stageTimestamp": jiff::Timestamp::now().to_string(),
             "latencyMicroseconds": u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
@@ -73,6 +102,34 @@ fn write(file: File, lines: &Receiver<Value>) {
         let written = batch.into_iter().try_for_each(|line| writeln!(out, "{line}")).and_then(|()| out.flush());
         if let Err(error) = written {
             tracing::error!(%error, "the audit log cannot be written");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_request_has_its_own_id_unless_it_brought_one() {
+        let (ids, others) = (Ids::new(), Ids::new());
+        let mut headers = HeaderMap::new();
+        let mut seen = HashSet::new();
+        for _ in 0..1000 {
+            for ids in [&ids, &others] {
+                let id = ids.of(&headers).to_str().unwrap().to_owned();
+                let parsed = uuid::Uuid::parse_str(&id).unwrap();
+                assert_eq!((parsed.get_version_num(), parsed.to_string()), (4, id.clone()));
+                assert!(seen.insert(id));
+            }
+        }
+        headers.insert(ID, HeaderValue::from_static("mine"));
+        assert_eq!(ids.of(&headers), "mine");
+        for unfit in [String::new(), "x".repeat(65)] {
+            headers.insert(ID, HeaderValue::from_str(&unfit).unwrap());
+            assert_eq!(ids.of(&headers).len(), 36, "{unfit}");
         }
     }
 }

@@ -2,11 +2,9 @@
 //! type; [`Kind`] is the same without the type, which is all the machinery sees.
 
 use std::any::Any;
-use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock};
 
-use bytes::Bytes;
 use jiff::Timestamp;
 use k8s_openapi::Metadata;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -14,14 +12,16 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
 
 use crate::descriptor::Descriptor;
 use crate::field::FieldError;
+use crate::managed::Precedents;
 use crate::meta::NameRule;
+use crate::raw::Compact;
 use crate::schema::Schema;
 use crate::schema::builtin::Definitions;
+use crate::strict::Outlines;
 use crate::table::{Column, ColumnOf};
 use crate::view::Conversion;
 
@@ -119,7 +119,7 @@ pub(crate) trait Object: Any + Send + Sync {
     fn meta_mut(&mut self) -> &mut ObjectMeta;
     fn copy(&self) -> Box<dyn Object>;
     /// The canonical bytes. They hold whatever resourceVersion the metadata holds; clear it before storing.
-    fn encode(&self) -> Bytes;
+    fn encode(&self) -> Vec<u8>;
 }
 
 impl<T: Typed> Object for T {
@@ -135,14 +135,13 @@ impl<T: Typed> Object for T {
         Box::new(self.clone())
     }
 
-    fn encode(&self) -> Bytes {
-        let mut out = Vec::with_capacity(512);
+    fn encode(&self) -> Vec<u8> {
+        // Most objects fit without growing.
+        let mut out = Vec::with_capacity(2048);
         // Maps in the types are ordered and have string keys, so encoding is deterministic and cannot fail.
         self.serialize(&mut serde_json::Serializer::with_formatter(&mut out, WholeNumbers)).expect("API types encode");
-        let mut out = metadata_first(out);
-        // These bytes may be kept for long.
-        out.shrink_to_fit();
-        out.into()
+        metadata_first(&mut out).expect("API types have metadata, and are encoded plainly");
+        out
     }
 }
 
@@ -159,26 +158,25 @@ impl serde_json::ser::Formatter for WholeNumbers {
 }
 
 /// Moves `metadata` to directly after `apiVersion` and `kind`: `render` relies on finding it there.
-pub(crate) fn metadata_first(bytes: Vec<u8>) -> Vec<u8> {
-    let metadata_third = {
-        let mut quoted = bytes.split(|b| *b == b'"');
-        // apiVersion, its value, kind, its value: the third key is the tenth piece between quotes.
-        quoted.nth(9) == Some(b"metadata")
-    };
-    if metadata_third {
-        return bytes;
+pub(crate) fn metadata_first(bytes: &mut [u8]) -> Option<()> {
+    let offset = |rest: &Compact<'_>| bytes.len() - rest.0.len();
+    let mut text = Compact(bytes);
+    text.take(b'{')?;
+    for _ in ["apiVersion", "kind"] {
+        text.member()?;
+        text.value()?;
     }
-    let fields: BTreeMap<&str, &RawValue> = serde_json::from_slice(&bytes).expect("it was just encoded");
-    let leading = ["apiVersion", "kind", "metadata"];
-    let others = fields.keys().filter(|key| !leading.contains(key));
-    let mut out = Vec::with_capacity(bytes.len());
-    for key in leading.iter().chain(others) {
-        out.push(if out.is_empty() { b'{' } else { b',' });
-        out.extend_from_slice(format!("\"{key}\":").as_bytes());
-        out.extend_from_slice(fields.get(key).map_or("null", |value| value.get()).as_bytes());
+    let leading = offset(&text);
+    let mut member = leading;
+    while text.member()?? != b"metadata" {
+        text.value()?;
+        member = offset(&text);
     }
-    out.push(b'}');
-    out
+    text.value()?;
+    let end = offset(&text);
+    // What is between, each with the comma before it, changes places with it.
+    bytes[leading..end].rotate_right(end - member);
+    Some(())
 }
 
 /// Where an object is decoded from.
@@ -187,6 +185,13 @@ pub(crate) enum Source<'a> {
     /// A text that nobody has seen.
     Made(&'a str),
     Value(Value),
+}
+
+/// What was worked out about objects of a kind and holds for others like them.
+#[derive(Default)]
+pub(crate) struct Learned {
+    pub(crate) precedents: Precedents,
+    pub(crate) outlines: Outlines,
 }
 
 pub(crate) trait Kind: Send + Sync {
@@ -238,6 +243,7 @@ pub(crate) trait Kind: Send + Sync {
     fn schema(&self) -> &Schema {
         Schema::unknown()
     }
+    fn learned(&self) -> &Learned;
     /// Does the kind say how to merge its lists? Custom resources do not.
     fn merges_strategically(&self) -> bool {
         false
@@ -253,6 +259,7 @@ pub(crate) struct Erased<S> {
     conversion: Option<Arc<dyn Conversion>>,
     /// Built when first needed.
     schema: OnceLock<Schema>,
+    learned: Learned,
     strategy: PhantomData<fn() -> S>,
 }
 
@@ -262,6 +269,7 @@ impl<S: Strategy> Erased<S> {
             descriptor: S::descriptor(),
             conversion: S::conversion(),
             schema: OnceLock::new(),
+            learned: Learned::default(),
             strategy: PhantomData,
         }
     }
@@ -361,6 +369,10 @@ impl<S: Strategy> Kind for Erased<S> {
         self.schema.get_or_init(Schema::of::<S::Object>)
     }
 
+    fn learned(&self) -> &Learned {
+        &self.learned
+    }
+
     fn merges_strategically(&self) -> bool {
         true
     }
@@ -375,4 +387,32 @@ fn unplaced(error: serde_json::Error) -> serde_json::Error {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
     serde::de::Error::custom(text.strip_suffix(&place).unwrap_or(&text))
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::{ConfigMap, Event, Pod};
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_object_begins_with_what_it_is() {
+        fn encoded<T: Typed>(value: Value) -> String {
+            String::from_utf8(serde_json::from_value::<T>(value).unwrap().encode()).unwrap()
+        }
+        let meta = json!({ "name": "metadata", "labels": { "metadata": "\"metadata\":{" } });
+        let shown = r#""metadata":{"labels":{"metadata":"\"metadata\":{"},"name":"metadata"}"#;
+        let map = json!({ "metadata": meta, "data": { "metadata": "x" }, "immutable": true });
+        let want =
+            format!(r#"{{"apiVersion":"v1","kind":"ConfigMap",{shown},"data":{{"metadata":"x"}},"immutable":true}}"#);
+        assert_eq!(encoded::<ConfigMap>(map), want);
+        let event = json!({ "metadata": meta, "action": "a", "involvedObject": {}, "message": "m", "type": "Normal" });
+        let want = format!(
+            r#"{{"apiVersion":"v1","kind":"Event",{shown},"action":"a","involvedObject":{{}},"message":"m","type":"Normal"}}"#
+        );
+        assert_eq!(encoded::<Event>(event), want);
+        let want = format!(r#"{{"apiVersion":"v1","kind":"Pod",{shown}}}"#);
+        assert_eq!(encoded::<Pod>(json!({ "metadata": meta })), want);
+    }
 }

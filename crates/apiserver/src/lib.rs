@@ -11,6 +11,8 @@ mod authenticate;
 mod authorize;
 mod custom;
 mod descriptor;
+#[cfg(test)]
+mod dice;
 mod discovery;
 mod endpoint;
 mod error;
@@ -23,6 +25,7 @@ mod kind;
 mod kubeconfig;
 mod limits;
 mod managed;
+mod memo;
 mod meta;
 mod metrics;
 mod names;
@@ -63,7 +66,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use api::{Api, Catalog};
-use audit::Audit;
+use audit::{Audit, Ids};
 use authenticate::token::Signer;
 use authenticate::{Caller, Peer};
 use authorize::Authorizer;
@@ -196,6 +199,7 @@ impl ApiServer {
             signer: Signer::open(&data.join("pki"))?,
             authorizer: Authorizer::default(),
             audit: audit.transpose()?,
+            ids: Ids::new(),
             metrics: Metrics::new(store.statistics(), &config.more_metrics),
         };
         let store: Arc<dyn Store> = Arc::new(store);

@@ -25,7 +25,7 @@ const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Answered {
-    verb: String,
+    verb: &'static str,
     group: String,
     resource: String,
     code: u16,
@@ -33,7 +33,7 @@ struct Answered {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct About {
-    verb: String,
+    verb: &'static str,
     group: String,
     resource: String,
 }
@@ -81,11 +81,14 @@ impl Metrics {
 
     pub(crate) fn answered(&self, asked: &Asked, code: StatusCode, took: Duration) {
         let (group, resource) = asked.labels();
-        let (verb, code) = (asked.verb.to_owned(), code.as_u16());
-        if verb != "watch" {
-            let about = About { verb: verb.clone(), group: group.clone(), resource: resource.clone() };
+        let (verb, code) = (asked.verb, code.as_u16());
+        let (group, resource) = if verb == "watch" {
+            (group, resource)
+        } else {
+            let about = About { verb, group, resource };
             self.durations.get_or_create(&about).observe(took.as_secs_f64());
-        }
+            (about.group, about.resource)
+        };
         self.requests.get_or_create(&Answered { verb, group, resource, code }).inc();
     }
 

@@ -37,7 +37,10 @@ fn merge(old: Option<&RawValue>, patch: &Value, out: &mut String) {
     let mut begin = |name: &str, out: &mut String| {
         out.push(separator);
         separator = ',';
-        out.push_str(&Value::from(name).to_string());
+        match name.bytes().all(|b| b >= b' ' && !matches!(b, b'"' | b'\\')) {
+            true => out.extend(["\"", name, "\""]),
+            false => out.push_str(&Value::from(name).to_string()),
+        }
         out.push(':');
     };
     for (name, old) in &old {
@@ -65,6 +68,94 @@ fn merge(old: Option<&RawValue>, patch: &Value, out: &mut String) {
     out.push('}');
 }
 
+/// Reads a text as the server and most clients write it: without white space, and without escapes in names. At anything
+/// else it gives up, and `None` says no more than that. It does not see every fault of a text that is no JSON.
+#[derive(Clone)]
+pub(crate) struct Compact<'a>(pub(crate) &'a [u8]);
+
+impl<'a> Compact<'a> {
+    pub(crate) fn peek(&self) -> Option<u8> {
+        self.0.first().copied()
+    }
+
+    pub(crate) fn take(&mut self, byte: u8) -> Option<()> {
+        self.0 = self.0.strip_prefix(&[byte])?;
+        Some(())
+    }
+
+    /// Steps to the next member of an object that was entered, or out of the object if there is none.
+    pub(crate) fn member(&mut self) -> Option<Option<&'a [u8]>> {
+        if self.peek()? == b'}' {
+            return self.take(b'}').map(|()| None);
+        }
+        let _separator = self.take(b',');
+        self.take(b'"')?;
+        let end = memchr::memchr2(b'"', b'\\', self.0)?;
+        let (name, rest) = self.0.split_at(end);
+        self.0 = rest.strip_prefix(b"\":")?;
+        Some(Some(name))
+    }
+
+    /// Steps to the next element of a list that was entered, or out of the list if there is none.
+    pub(crate) fn element(&mut self) -> Option<bool> {
+        if self.peek()? == b']' {
+            return self.take(b']').map(|()| false);
+        }
+        let _separator = self.take(b',');
+        Some(true)
+    }
+
+    /// Steps over a value, whatever it is.
+    pub(crate) fn value(&mut self) -> Option<&'a [u8]> {
+        let text = self.0;
+        let length = match self.peek()? {
+            b'"' => string_length(text)?,
+            b'{' | b'[' => {
+                let (mut depth, mut at) = (0usize, 0);
+                loop {
+                    match text.get(at)? {
+                        b'"' => {
+                            at += string_length(&text[at..])?;
+                            continue;
+                        }
+                        b'{' | b'[' => depth += 1,
+                        b'}' | b']' => depth -= 1,
+                        _ => {}
+                    }
+                    at += 1;
+                    if depth == 0 {
+                        break at;
+                    }
+                }
+            }
+            _ => {
+                let is_part = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.');
+                text.iter().position(|b| !is_part(b)).unwrap_or(text.len())
+            }
+        };
+        let (value, rest) = text.split_at(length);
+        self.0 = rest;
+        Some(value).filter(|v| !v.is_empty())
+    }
+}
+
+/// How long the string is that the text begins with, quotes included.
+fn string_length(text: &[u8]) -> Option<usize> {
+    let mut at = 1;
+    loop {
+        at += memchr::memchr2(b'"', b'\\', text.get(at..)?)?;
+        match text[at] {
+            b'"' => return Some(at + 1),
+            _ => at += 2,
+        }
+    }
+}
+
+/// Is a number of this text told from all others by its text? Long ones and those with a fraction may not be.
+pub(crate) fn is_plain_integer(text: &[u8]) -> bool {
+    text.len() <= 15 && text.strip_prefix(b"-").unwrap_or(text).iter().all(u8::is_ascii_digit)
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -87,6 +178,22 @@ mod tests {
             let mut want = old.clone();
             json_patch::merge(&mut want, &patch);
             assert_eq!(serde_json::from_str::<Value>(&got).unwrap_or_else(|e| panic!("{got}: {e}")), want, "{patch}");
+        }
+    }
+
+    #[test]
+    fn a_plain_text_is_stepped_through() {
+        let mut text = Compact(br#"{"a":"x\"]}","b":[1,[{"c":"]"}],null],"d":-1.5e3}rest"#);
+        text.take(b'{').unwrap();
+        let mut seen = Vec::new();
+        while let Some(name) = text.member().unwrap() {
+            let both = [name, text.value().unwrap()].map(|t| std::str::from_utf8(t).unwrap());
+            seen.push(both);
+        }
+        assert_eq!(seen, [["a", r#""x\"]}""#], ["b", r#"[1,[{"c":"]"}],null]"#], ["d", "-1.5e3"]]);
+        assert_eq!(text.0, b"rest");
+        for unfinished in ["", " ", "{", "[1", "\"a", "\"a\\", ",", "}"] {
+            assert_eq!(Compact(unfinished.as_bytes()).value(), None, "{unfinished:?}");
         }
     }
 }

@@ -5,10 +5,9 @@
 
 use bytes::{Bytes, BytesMut};
 use cleat_store::{Entry, Revision};
-use serde::Deserialize;
-use serde_json::value::RawValue;
 
 use crate::descriptor::Descriptor;
+use crate::raw::Compact;
 
 /// An object and the revision to show it at.
 #[derive(Clone, Debug)]
@@ -44,21 +43,24 @@ fn version(out: &mut BytesMut, revision: Revision) {
     out.extend_from_slice(b"\",");
 }
 
-#[derive(Deserialize)]
-struct Outer<'a> {
-    #[serde(borrow)]
-    metadata: &'a RawValue,
-}
-
 /// Appends the object as PartialObjectMetadata.
 pub(crate) fn partial(out: &mut BytesMut, stored: &Stored) {
     out.extend_from_slice(br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"#);
     if stored.revision > 0 {
         version(out, stored.revision);
     }
-    let metadata = serde_json::from_slice::<Outer<'_>>(&stored.value).map(|o| o.metadata.get()).unwrap_or("{}");
-    out.extend_from_slice(metadata.get(1..).unwrap_or("}").as_bytes());
+    let metadata = metadata(&stored.value).unwrap_or(b"{}");
+    out.extend_from_slice(&metadata[1..]);
     out.extend_from_slice(b"}");
+}
+
+fn metadata(object: &[u8]) -> Option<&[u8]> {
+    let mut text = Compact(object);
+    text.take(b'{')?;
+    while text.member()?? != b"metadata" {
+        text.value()?;
+    }
+    text.value()
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::descriptor::Descriptor;
 use crate::field::FieldError;
-use crate::kind::{Kind, Object, Source, typed, typed_mut};
+use crate::kind::{Kind, Learned, Object, Source, typed, typed_mut};
 use crate::meta::NameRule;
 use crate::schema::builtin::{Definitions, PREFIX};
 use crate::table::{self, ColumnOf};
@@ -55,6 +55,7 @@ pub(crate) struct Custom {
     published: Value,
     /// The same, for those who join two versions of an object.
     joins: crate::schema::Schema,
+    learned: Learned,
     deprecation: Option<String>,
     /// The definition is going away: nothing new is made.
     terminating: bool,
@@ -83,7 +84,7 @@ impl Conversion for Shape {
         object.kind.clone_from(&self.kind);
         self.schema.prune_fields(&mut object.body, "", &mut Vec::new());
         self.schema.fill_fields(&mut object.body);
-        object.encode()
+        object.encode().into()
     }
 
     fn keep(&self, shown: Bytes) -> Bytes {
@@ -92,7 +93,7 @@ impl Conversion for Shape {
         }
         let Ok(mut object) = object::read(&shown).and_then(CustomObject::parse) else { return shown };
         object.api_version.clone_from(&self.storage_version);
-        object.encode()
+        object.encode().into()
     }
 }
 
@@ -234,6 +235,10 @@ impl Kind for Custom {
 
     fn schema(&self) -> &crate::schema::Schema {
         &self.joins
+    }
+
+    fn learned(&self) -> &Learned {
+        &self.learned
     }
 
     fn describe(&self, definitions: &mut Definitions) -> Option<String> {

@@ -1,7 +1,6 @@
 //! An object of a kind that somebody defined: its metadata, and the rest as it came. It exists only while a request is
 //! at work; at rest there are bytes.
 
-use bytes::Bytes;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 use serde::de::Error as _;
@@ -86,8 +85,8 @@ impl Object for CustomObject {
         Box::new(self.clone())
     }
 
-    fn encode(&self) -> Bytes {
-        self.encoded().into()
+    fn encode(&self) -> Vec<u8> {
+        self.encoded()
     }
 }
 

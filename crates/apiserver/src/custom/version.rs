@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::path::Path;
 use super::{Custom, CustomColumn, Schema, Shape};
 use crate::descriptor::{Descriptor, Scale, ScaleSelector};
-use crate::kind::Kind;
+use crate::kind::{Kind, Learned};
 
 const CREATED: &str = ".metadata.creationTimestamp";
 
@@ -49,6 +49,7 @@ fn kind(definition: &CustomResourceDefinition, version: &CustomResourceDefinitio
         selectable: selectable.collect(),
         joins: crate::schema::Schema::from_open_api(&published),
         published,
+        learned: Learned::default(),
         deprecation,
         terminating: definition.metadata.deletion_timestamp.is_some(),
         retired: CancellationToken::new(),

@@ -10,7 +10,7 @@ use crate::http::Call;
 use crate::http::query::FieldValidation;
 use crate::kind::{Kind, Object, Source};
 use crate::schema::Schema;
-use crate::strict;
+use crate::strict::{self, Findings};
 
 const ACCEPTED: &str = "application/json";
 
@@ -34,23 +34,71 @@ pub(crate) fn body(
     }
     // A body that says `null` says nothing, like an object without fields.
     let text: &[u8] = if call.body.trim_ascii() == b"null" { b"{}" } else { &call.body };
+    let outline = Outline::of(Origin::Body, text);
+    // A text that cannot be read says why only when it is looked at anew.
+    if let Some(zeros) = outline.known(kind)
+        && let Ok(object) = kept(kind, Source::Bytes(text), zeros)
+    {
+        return Ok((object, Vec::new()));
+    }
     check_type(kind, text)?;
-    let schema = kind.schema();
     let mut object = kind.decode(Source::Bytes(text)).map_err(|e| unreadable(kind, e))?;
-    let findings = strict::of_text(schema, text);
+    let findings = strict::of_text(kind.schema(), text);
+    outline.learn(kind, &findings);
     if let Some(fault) = findings.fault {
         return Err(unreadable(kind, fault));
     }
     if findings.zeros {
-        let mut value = serde_json::from_slice(text).map_err(|e| unreadable(kind, e))?;
-        schema.root().drop_zeros(&mut value);
-        object = kind.decode(Source::Value(value)).map_err(|e| unreadable(kind, e))?;
+        object = kept(kind, Source::Bytes(text), true).map_err(|e| unreadable(kind, e))?;
     }
     let found = match validation {
         FieldValidation::Ignore => Vec::new(),
         FieldValidation::Warn | FieldValidation::Strict => findings.complaints,
     };
     judge(kind, object, found, validation)
+}
+
+/// The object of a text, which may hold values that are not kept.
+fn kept(kind: &dyn Kind, source: Source<'_>, zeros: bool) -> Result<Box<dyn Object>, serde_json::Error> {
+    let text = match source {
+        Source::Bytes(text) if zeros => text,
+        Source::Made(text) if zeros => text.as_bytes(),
+        whole => return kind.decode(whole),
+    };
+    let mut value = serde_json::from_slice(text)?;
+    kind.schema().root().drop_zeros(&mut value);
+    kind.decode(Source::Value(value))
+}
+
+/// Where a text comes from: what is made by a patch has not been asked for its type.
+enum Origin {
+    Body,
+    Patch,
+}
+
+/// What can be known of a text before it is read.
+struct Outline(Option<Vec<u8>>);
+
+impl Outline {
+    fn of(origin: Origin, text: &[u8]) -> Self {
+        let mut outline = Vec::with_capacity(text.len());
+        outline.push(origin as u8);
+        Self(strict::outline(text, &mut outline).map(|()| outline))
+    }
+
+    /// Whether a text of which nothing else is to be said holds values that are not kept.
+    fn known(&self, kind: &dyn Kind) -> Option<bool> {
+        kind.learned().outlines.find(self.0.as_deref()?)
+    }
+
+    fn learn(&self, kind: &dyn Kind, findings: &Findings) {
+        if let Some(outline) = &self.0
+            && findings.complaints.is_empty()
+            && findings.fault.is_none()
+        {
+            kind.learned().outlines.keep(outline, findings.zeros);
+        }
+    }
 }
 
 fn check_type(kind: &dyn Kind, body: &[u8]) -> Result<(), ApiError> {
@@ -92,18 +140,20 @@ pub(crate) fn patched(
         let kind = GroupKind { group: String::new(), kind: String::new() };
         ApiError::Invalid { kind, name: String::new(), errors: vec![FieldError::invalid("patch", shown, why)] }
     };
-    let findings = strict::of_text(at.kind.schema(), shown.as_bytes());
+    let outline = Outline::of(Origin::Patch, shown.as_bytes());
+    let findings = match outline.known(at.kind) {
+        Some(zeros) => Findings { zeros, ..Findings::default() },
+        None => {
+            let found = strict::of_text(at.kind.schema(), shown.as_bytes());
+            outline.learn(at.kind, &found);
+            found
+        }
+    };
     if let Some(fault) = findings.fault {
         return Err(refused(&shown, fault));
     }
     let unknown = if validation == FieldValidation::Ignore { Vec::new() } else { findings.complaints };
-    let decoded = if findings.zeros {
-        let mut value = serde_json::from_str(&shown).unwrap_or_default();
-        at.kind.schema().root().drop_zeros(&mut value);
-        at.kind.decode(Source::Value(value))
-    } else {
-        at.kind.decode(Source::Made(&shown))
-    };
+    let decoded = kept(at.kind, Source::Made(&shown), findings.zeros);
     let object = decoded.map_err(|e| refused(&shown, e.to_string()))?;
     let blamed = if unknown.is_empty() { String::from_utf8_lossy(patch) } else { shown.into() };
     let mut warnings = repeated;

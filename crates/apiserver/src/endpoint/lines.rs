@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use crate::http::accept::Form;
 
 const PLACES: usize = 128;
+const FORMS: usize = 3;
 /// Larger lines are not worth their memory.
 const LARGEST: usize = 64 << 10;
 
@@ -17,6 +18,13 @@ pub(crate) struct Line {
     pub(crate) revision: Revision,
     pub(crate) name: &'static str,
     pub(crate) form: Form,
+}
+
+impl Line {
+    /// Forms of one change stay out of each other's place.
+    fn place(&self) -> usize {
+        (self.revision as usize).wrapping_mul(FORMS).wrapping_add(self.form as usize) % PLACES
+    }
 }
 
 pub(crate) struct Lines {
@@ -32,7 +40,7 @@ impl Default for Lines {
 impl Lines {
     pub(crate) fn get(&self, line: Line, make: impl FnOnce() -> Bytes) -> Bytes {
         // Watchers of one form come to the same line at about the same time: the first makes it, the others wait for it.
-        let mut place = self.places[line.revision as usize % PLACES].lock();
+        let mut place = self.places[line.place()].lock();
         match &*place {
             Some((found, bytes)) if *found == line => bytes.clone(),
             _ => {
@@ -70,6 +78,8 @@ mod tests {
             assert_eq!(made(other, "c"), (true, "c".into()), "{other:?}");
         }
         assert_eq!(made(line, "d"), (true, "d".into()), "what was displaced is made again");
+        let partial = Line { form: Form::Partial, ..line };
+        assert_eq!(made(partial, "e"), (false, "c".into()), "one form does not displace another");
         let large = Bytes::from(vec![b'x'; LARGEST + 1]);
         let line = Line { revision: 8, ..line };
         assert_eq!(lines.get(line, || large.clone()), large);

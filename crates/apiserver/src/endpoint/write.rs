@@ -176,7 +176,7 @@ pub(crate) async fn modify(
         }
         let encoded = Encoded::of(&mut *new);
         // A write that would change nothing but the times of owners changes nothing.
-        let same = encoded.with(&owners_before) == entry.value && owners.same_but_times(&owners_before);
+        let same = encoded.is(&owners_before, &entry.value) && owners.same_but_times(&owners_before);
         let counts = at.descriptor().first_write == FirstWrite::Counts && entry.modified == entry.created;
         if same && !counts {
             return Ok(stored);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use http::request::Parts;
-use http::{HeaderMap, Method};
+use http::{HeaderMap, Method, Uri};
 
 use super::query::Query;
 use super::route::{Route, Target};
@@ -17,8 +17,7 @@ use crate::selector;
 /// What a request asks for, in the words that authorization, audit and metrics share.
 pub(crate) struct Asked {
     pub(crate) verb: &'static str,
-    pub(crate) uri: String,
-    path: String,
+    pub(crate) uri: Uri,
     /// The resource, with the name a field selector stands for; nothing for other paths.
     pub(crate) target: Option<Target>,
     fields: String,
@@ -27,22 +26,21 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
-    pub(crate) fn new(api: &Api, parts: &Parts, route: &Route) -> Self {
-        let query = Query::parse(parts.uri.query());
+    pub(crate) fn new(api: &Api, parts: &Parts, route: &Route, query: &Query) -> Self {
         let fields = query.get("fieldSelector").unwrap_or_default().to_owned();
         let target = match route {
             Route::Resource(target) => Some(named(target, &fields)),
             _ => None,
         };
         let verb = match &target {
-            Some(_) => resource_verb(&parts.method, is_collection(route), &query),
+            Some(_) => resource_verb(&parts.method, is_collection(route), query),
             None => path_verb(&parts.method),
         };
         let known = target.as_ref().is_some_and(|t| {
             api.kinds().find(&t.group, &t.version, &t.plural).is_some()
                 || review::find(&t.group, &t.version, &t.plural).is_some()
         });
-        Self { verb, uri: parts.uri.to_string(), path: parts.uri.path().into(), target, fields, known }
+        Self { verb, uri: parts.uri.clone(), target, fields, known }
     }
 
     /// Group and resource as metrics name them.
@@ -56,7 +54,7 @@ impl Asked {
 
     fn attributes(&self) -> Attributes<'_> {
         let what = match &self.target {
-            None => What::Path(&self.path),
+            None => What::Path(self.uri.path()),
             Some(target) => {
                 let name = target.name.as_deref().unwrap_or_default();
                 // A namespace is inside itself, so that a role in it can be about it.

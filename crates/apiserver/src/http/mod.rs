@@ -19,13 +19,13 @@ use std::time::Instant;
 use bytes::Bytes;
 use http::header::{ACCEPT, CONTENT_TYPE, IF_NONE_MATCH, USER_AGENT};
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
 use tokio_util::sync::CancellationToken;
 
 use crate::api::Api;
 use crate::authenticate::{Caller, Peer, authenticate, token};
 use crate::error::ApiError;
-use crate::{discovery, endpoint, guard, metrics, openapi, review};
+use crate::{audit, discovery, endpoint, guard, metrics, openapi, review};
 use body::ApiBody;
 use gate::Asked;
 use query::Query;
@@ -58,9 +58,10 @@ where
     let begun = Instant::now();
     let (parts, body) = request.into_parts();
     let route = route::parse(parts.uri.path());
-    let asked = Asked::new(&api, &parts, &route);
-    let id = audit_id(&parts.headers);
-    let pretty = wants_pretty(&parts);
+    let query = Query::parse(parts.uri.query());
+    let asked = Asked::new(&api, &parts, &route, &query);
+    let id = api.security.ids.of(&parts.headers);
+    let pretty = wants_pretty(&query, &parts.headers);
     let known = authenticate(&api, &peer, &parts.headers).await;
     let admitted = match &known {
         Ok(caller) => gate::admit(&api, caller.clone(), &parts.headers, &asked).await,
@@ -71,7 +72,7 @@ where
         Err(error) => Err(error.clone()),
         Ok(caller) => match body::read(body, api.limits.body).await {
             Ok(body) => {
-                let work = Box::pin(answer(&api, parts, route, body, caller, closing));
+                let work = Box::pin(answer(&api, parts, route, query, body, caller, closing));
                 guard::on_behalf(caller.clone(), asked.verb, work).await
             }
             Err(error) => Err(error),
@@ -85,11 +86,16 @@ where
     let (code, took) = (response.status(), begun.elapsed());
     api.security.metrics.answered(&asked, code, took);
     if let Some(audit) = &api.security.audit {
-        audit.record(&id, known.as_deref().ok(), admitted.as_deref().ok(), &asked, code, took);
+        audit.record(
+            id.to_str().unwrap_or_default(),
+            known.as_deref().ok(),
+            admitted.as_deref().ok(),
+            &asked,
+            code,
+            took,
+        );
     }
-    if let Ok(id) = HeaderValue::from_str(&id) {
-        response.headers_mut().insert(AUDIT_ID, id);
-    }
+    response.headers_mut().insert(audit::ID, id);
     if asked.verb == "watch" && code == StatusCode::OK {
         let watching = api.security.metrics.watching(&asked);
         return response.map(|body| body.holding(watching));
@@ -98,23 +104,14 @@ where
 }
 
 /// People with a browser or curl get indented answers, unless they say otherwise.
-fn wants_pretty(parts: &Parts) -> bool {
-    let query = Query::parse(parts.uri.query());
+fn wants_pretty(query: &Query, headers: &HeaderMap) -> bool {
     match query.get("pretty") {
         Some(text) => !matches!(text, "0" | "false"),
         None => {
-            let agent = parts.headers.get(USER_AGENT).and_then(|v| v.to_str().ok()).unwrap_or_default();
+            let agent = headers.get(USER_AGENT).and_then(|v| v.to_str().ok()).unwrap_or_default();
             ["curl", "Wget", "Mozilla/"].iter().any(|name| agent.starts_with(name))
         }
     }
-}
-
-const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
-
-/// The id a client gave the request, or a new one.
-fn audit_id(headers: &HeaderMap) -> String {
-    let given = headers.get(AUDIT_ID).and_then(|v| v.to_str().ok()).filter(|v| !v.is_empty() && v.len() <= 64);
-    given.map_or_else(|| uuid::Uuid::new_v4().to_string(), Into::into)
 }
 
 /// What a client of a server that is gone is told.
@@ -126,6 +123,7 @@ async fn answer(
     api: &Arc<Api>,
     parts: Parts,
     route: Route,
+    query: Query,
     body: Bytes,
     caller: &Caller,
     closing: CancellationToken,
@@ -165,7 +163,7 @@ async fn answer(
         Route::Resource(target) => {
             let (content_type, body) = as_json(header(CONTENT_TYPE), body)?;
             let call = Call {
-                query: Query::parse(parts.uri.query()),
+                query,
                 accept: accept.map(Into::into),
                 content_type,
                 agent: header(USER_AGENT).unwrap_or(&caller.name).to_owned(),

@@ -1,5 +1,7 @@
 //! What a path means, before anything is looked up.
 
+use std::borrow::Cow;
+
 use percent_encoding::percent_decode_str;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,9 +34,9 @@ pub(crate) struct Target {
 }
 
 pub(crate) fn parse(path: &str) -> Route {
-    let decode = |s: &str| percent_decode_str(s).decode_utf8_lossy().into_owned();
-    let segments: Vec<String> = path.split('/').filter(|s| !s.is_empty()).map(decode).collect();
-    let parts: Vec<&str> = segments.iter().map(String::as_str).collect();
+    let segments = path.split('/').filter(|s| !s.is_empty());
+    let segments: Vec<Cow<'_, str>> = segments.map(|s| percent_decode_str(s).decode_utf8_lossy()).collect();
+    let parts: Vec<&str> = segments.iter().map(|s| &**s).collect();
     match parts.as_slice() {
         [] => Route::Root,
         ["version"] => Route::Version,

@@ -5,11 +5,11 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use bytes::Bytes;
-use serde::de::IgnoredAny;
 
 use super::entries::Owners;
 use crate::descriptor::Descriptor;
 use crate::kind::{Kind, Object, Source};
+use crate::raw::Compact;
 
 const KEY: &str = "\"managedFields\":";
 /// What an encoded object holds where its owners belong.
@@ -22,6 +22,15 @@ pub(crate) struct Recorded(Option<Bytes>);
 impl Recorded {
     pub(super) fn new(owners: Owners) -> Self {
         Self(owners.encode().map(Bytes::from))
+    }
+
+    pub(super) fn written(text: Vec<u8>) -> Self {
+        Self(Some(text.into()))
+    }
+
+    /// Empty if there is none.
+    pub(super) fn text(&self) -> &[u8] {
+        self.0.as_deref().unwrap_or_default()
     }
 
     pub(super) fn owners(&self) -> Owners {
@@ -68,7 +77,7 @@ impl<'a> Divided<'a> {
         let Some(list) = place(descriptor, stored) else {
             return Self { text: Cow::Borrowed(stored), owners: Recorded::default() };
         };
-        Self { text: Cow::Owned(cut(stored, &list)), owners: Recorded(Some(stored.slice(list))) }
+        Self { text: Cow::Owned(around(stored, &list).concat()), owners: Recorded(Some(stored.slice(list))) }
     }
 
     pub(crate) fn decode(&self, kind: &dyn Kind) -> Result<Document, serde_json::Error> {
@@ -78,55 +87,68 @@ impl<'a> Divided<'a> {
 }
 
 /// An object in its canonical bytes, with room for its owners.
-pub(crate) struct Encoded(Bytes);
+pub(crate) struct Encoded {
+    bytes: Vec<u8>,
+    /// Where they belong.
+    list: Option<Range<usize>>,
+}
 
 impl Encoded {
     pub(crate) fn of(object: &mut dyn Object) -> Self {
         object.meta_mut().managed_fields = Some(Vec::new());
         let bytes = object.encode();
         object.meta_mut().managed_fields = None;
-        Self(bytes)
+        // A quote inside a string is escaped: this is the key, and the first of its name is that of the metadata.
+        let at = memchr::memmem::find(&bytes, PLACE.as_bytes());
+        Self { bytes, list: at.map(|at| at + KEY.len()..at + PLACE.len()) }
     }
 
     pub(crate) fn with(&self, owners: &Recorded) -> Bytes {
-        // A quote inside a string is escaped: this is the key, and the first of its name is that of the metadata.
-        let Some(at) = memchr::memmem::find(&self.0, PLACE.as_bytes()) else { return self.0.clone() };
-        let list = at + KEY.len()..at + PLACE.len();
-        match &owners.0 {
-            None => cut(&self.0, &list).into(),
-            Some(owners) => [&self.0[..list.start], owners, &self.0[list.end..]].concat().into(),
+        self.pieces(owners).concat().into()
+    }
+
+    /// Is this what is stored?
+    pub(crate) fn is(&self, owners: &Recorded, stored: &[u8]) -> bool {
+        let rest = self.pieces(owners).into_iter().try_fold(stored, |rest, piece| rest.strip_prefix(piece));
+        rest.is_some_and(<[u8]>::is_empty)
+    }
+
+    fn pieces<'a>(&'a self, owners: &'a Recorded) -> [&'a [u8]; 3] {
+        let bytes = self.bytes.as_slice();
+        match (&self.list, &owners.0) {
+            (None, _) => [bytes, b"", b""],
+            (Some(list), None) => {
+                let [before, after] = around(bytes, list);
+                [before, after, b""]
+            }
+            (Some(list), Some(owners)) => [&bytes[..list.start], owners, &bytes[list.end..]],
         }
     }
 }
 
 /// Where the list of owners stands in a stored object.
 fn place(descriptor: &Descriptor, stored: &[u8]) -> Option<Range<usize>> {
-    // The metadata begins at a fixed place; what is found behind its end is somebody else's field of that name.
-    let begin = descriptor.head().len().checked_sub(1)?;
-    let metadata = &stored.get(begin..)?;
-    // With the bracket: a label may have this name, too.
-    let at = memchr::memmem::find(metadata, &PLACE.as_bytes()[..=KEY.len()])?;
-    let metadata = &metadata[..value_length(metadata)?];
-    let list = at + KEY.len();
-    let length = metadata.get(list..).and_then(value_length)?;
-    Some(begin + list..begin + list + length)
-}
-
-fn value_length(text: &[u8]) -> Option<usize> {
-    let mut values = serde_json::Deserializer::from_slice(text).into_iter::<IgnoredAny>();
-    values.next()?.ok()?;
-    Some(values.byte_offset())
+    // The inside of the metadata begins at a fixed place.
+    let mut metadata = Compact(stored.get(descriptor.head().len()..)?);
+    while let Some(name) = metadata.member()? {
+        let value = metadata.value()?;
+        if name == b"managedFields" {
+            let end = stored.len() - metadata.0.len();
+            return Some(end - value.len()..end).filter(|_| value.starts_with(b"["));
+        }
+    }
+    None
 }
 
 /// The text without the list, its key and the comma that goes with them.
-fn cut(text: &[u8], list: &Range<usize>) -> Vec<u8> {
+fn around<'a>(text: &'a [u8], list: &Range<usize>) -> [&'a [u8]; 2] {
     let (mut begin, mut end) = (list.start - KEY.len(), list.end);
     if text.get(end) == Some(&b',') {
         end += 1;
     } else if text[..begin].last() == Some(&b',') {
         begin -= 1;
     }
-    [&text[..begin], &text[end..]].concat()
+    [&text[..begin], &text[end..]]
 }
 
 #[cfg(test)]
@@ -182,6 +204,12 @@ mod tests {
             let mut document = Divided::of(kind.descriptor(), &stored).decode(&*kind).unwrap();
             assert_eq!(document.owners, owners);
             assert_eq!(document.encode(), stored);
+            let encoded = Encoded::of(&mut *document.object);
+            assert!(encoded.is(&owners, &stored));
+            for other in [&stored[..stored.len() - 1], &[&stored[..], b"}"].concat()] {
+                assert!(!encoded.is(&owners, other));
+            }
+            assert!(!encoded.is(&Recorded(Some(Bytes::from_static(b"[1]"))), &stored));
         }
         let nameless = Encoded::of(&mut Pod::default()).with(&Recorded::default());
         assert_eq!(nameless, r#"{"apiVersion":"v1","kind":"Pod","metadata":{}}"#);

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::set::FieldSet;
 
 /// Owners by update beyond this many are joined, oldest first.
-const UPDATERS: usize = 10;
+pub(super) const UPDATERS: usize = 10;
 const ANCIENT: &str = "ancient-changes";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,6 +75,11 @@ impl Owner {
             subresource: Some(Cow::Borrowed(&*self.who.subresource)).filter(|s| !s.is_empty()),
             time: self.time.map(Time),
         }
+    }
+
+    /// As it is written, but for the time.
+    pub(super) fn untimed(&self) -> Option<String> {
+        serde_json::to_string(&Entry { time: None, ..self.entry() }).ok()
     }
 }
 
@@ -165,18 +170,19 @@ impl Owners {
         if self.is_empty() {
             return None;
         }
-        let seconds = |owner: &Owner| owner.time.map_or(0, |t| t.as_second());
-        self.0.sort_by(|a, b| {
-            let key = |o: &Owner| (o.who.operation, seconds(o));
-            key(a)
-                .cmp(&key(b))
-                .then_with(|| a.who.manager.cmp(&b.who.manager))
-                .then_with(|| a.who.api_version.cmp(&b.who.api_version))
-                .then_with(|| a.who.subresource.cmp(&b.who.subresource))
-        });
+        self.sort_by_identity();
+        self.0.sort_by_key(|owner| (owner.who.operation, owner.time.map_or(0, |t| t.as_second())));
         let entries: Vec<Entry<'_>> = self.0.iter().map(Owner::entry).collect();
         // Maps with keys of text and nothing that can fail.
         serde_json::to_vec(&entries).ok()
+    }
+
+    /// The order among those that came at the same time.
+    pub(super) fn sort_by_identity(&mut self) {
+        self.0.sort_by(|Owner { who: a, .. }, Owner { who: b, .. }| {
+            let [a, b] = [a, b].map(|who| (&who.manager, &who.api_version, &who.subresource));
+            a.cmp(&b)
+        });
     }
 
     pub(crate) fn is_empty(&self) -> bool {

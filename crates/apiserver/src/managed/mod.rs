@@ -8,11 +8,14 @@ mod compare;
 mod document;
 mod entries;
 mod merge;
+mod precedent;
 mod set;
+mod shape;
 mod track;
 
 pub(crate) use apply::{ApplyError, Conflict};
 pub(crate) use compare::{difference, fields};
 pub(crate) use document::{Divided, Document, Encoded, Recorded};
 pub(crate) use entries::Operation;
+pub(crate) use precedent::Precedents;
 pub(crate) use track::Tracker;

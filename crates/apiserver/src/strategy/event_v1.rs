@@ -23,12 +23,18 @@ struct Renamed;
 
 impl Conversion for Renamed {
     fn show(&self, stored: &Bytes) -> Bytes {
-        serde_json::from_slice::<Core>(stored).map_or_else(|_| stored.clone(), |event| from_core(event).encode())
+        let shown = serde_json::from_slice::<Core>(stored).map(|event| from_core(event).encode());
+        shown.map_or_else(|_| stored.clone(), Into::into)
     }
 
     fn keep(&self, shown: Bytes) -> Bytes {
         match serde_json::from_slice::<Event>(&shown) {
-            Ok(event) => to_core(event).encode(),
+            Ok(event) => {
+                let mut stored = to_core(event).encode();
+                // These bytes may be kept for long.
+                stored.shrink_to_fit();
+                stored.into()
+            }
             Err(_) => shown,
         }
     }
@@ -198,7 +204,7 @@ mod tests {
             "firstTimestamp": "2026-01-02T03:04:05Z", "lastTimestamp": "2026-01-02T03:04:06Z",
             "reportingComponent": "r", "reportingInstance": "i",
         });
-        let stored = serde_json::from_value::<Core>(core.clone()).unwrap().encode();
+        let stored = serde_json::from_value::<Core>(core.clone()).unwrap().encode().into();
         let shown = Renamed.show(&stored);
         let seen: Value = serde_json::from_slice(&shown).unwrap();
         assert_eq!(seen["apiVersion"], "events.k8s.io/v1");

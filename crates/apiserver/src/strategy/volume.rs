@@ -68,7 +68,8 @@ impl Strategy for Volumes {
 
     fn validate(volume: &PersistentVolume) -> Vec<FieldError> {
         let mut errors = Vec::new();
-        let spec = volume.spec.clone().unwrap_or_default();
+        let unspecified = PersistentVolumeSpec::default();
+        let spec = volume.spec.as_ref().unwrap_or(&unspecified);
         check_access_modes(spec.access_modes.as_ref(), "spec.accessModes", &mut errors);
         if spec.capacity.as_ref().is_none_or(|c| c.is_empty()) {
             errors.push(FieldError::required("spec.capacity", ""));
@@ -82,7 +83,7 @@ impl Strategy for Volumes {
         let policy = spec.persistent_volume_reclaim_policy.as_ref();
         check_choice("spec.persistentVolumeReclaimPolicy", policy, &policies, &mut errors);
         check_choice("spec.volumeMode", spec.volume_mode.as_ref(), &["Block", "Filesystem"], &mut errors);
-        check_source(&spec, &mut errors);
+        check_source(spec, &mut errors);
         if let Some(class) = spec.storage_class_name.as_deref().filter(|c| !c.is_empty())
             && let Err(why) = names::subdomain(class)
         {
@@ -104,19 +105,23 @@ impl Strategy for Volumes {
 
     fn validate_update(new: &PersistentVolume, old: &PersistentVolume) -> Vec<FieldError> {
         let mut errors = Vec::new();
-        let (new, old) = (new.spec.clone().unwrap_or_default(), old.spec.clone().unwrap_or_default());
-        let mut allowed = source(&old);
+        if new.spec == old.spec {
+            return errors;
+        }
+        let unspecified = PersistentVolumeSpec::default();
+        let [new, old] = [new, old].map(|volume| volume.spec.as_ref().unwrap_or(&unspecified));
+        let mut allowed = source(old);
         if let (Some(allowed), Some(new)) = (&mut allowed.csi, &new.csi)
             && allowed.controller_expand_secret_ref.is_none()
         {
             allowed.controller_expand_secret_ref = new.controller_expand_secret_ref.clone();
         }
-        if source(&new) != allowed {
+        if source(new) != allowed {
             let why = "spec.persistentvolumesource is immutable after creation";
             errors.push(FieldError::forbidden("spec.persistentvolumesource", why));
         }
         immutable("spec.volumeMode", &new.volume_mode, &old.volume_mode, &mut errors);
-        if old.node_affinity.is_some() && new.node_affinity != old.node_affinity && !only_renames(&new, &old) {
+        if old.node_affinity.is_some() && new.node_affinity != old.node_affinity && !only_renames(new, old) {
             errors.push(FieldError::invalid("spec.nodeAffinity", &new.node_affinity, "field is immutable"));
         }
         if old.volume_attributes_class_name.is_some() && new.volume_attributes_class_name.is_none() {
