@@ -35,8 +35,10 @@ pub(crate) struct Target {
 
 pub(crate) fn parse(path: &str) -> Route {
     let segments = path.split('/').filter(|s| !s.is_empty());
-    let segments: Vec<Cow<'_, str>> = segments.map(|s| percent_decode_str(s).decode_utf8_lossy()).collect();
-    let parts: Vec<&str> = segments.iter().map(|s| &**s).collect();
+    // No path to an object has more.
+    let mut decoded: Vec<Cow<'_, str>> = Vec::with_capacity(8);
+    decoded.extend(segments.map(|s| percent_decode_str(s).decode_utf8_lossy()));
+    let parts: Vec<&str> = decoded.iter().map(|s| &**s).collect();
     match parts.as_slice() {
         [] => Route::Root,
         ["version"] => Route::Version,
