@@ -1,6 +1,7 @@
 //! What a path means, before anything is looked up.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use percent_encoding::percent_decode_str;
 
@@ -19,7 +20,7 @@ pub(crate) enum Route {
     OpenApiV2,
     OpenApiV3,
     OpenApiV3Document(String),
-    Resource(Target),
+    Resource(Arc<Target>),
     Unknown,
 }
 
@@ -68,14 +69,14 @@ fn resource(group: &str, version: &str, rest: &[&str]) -> Route {
         _ => (None, rest),
     };
     let [plural, path @ ..] = rest else { return Route::Unknown };
-    Route::Resource(Target {
+    Route::Resource(Arc::new(Target {
         group: group.into(),
         version: version.into(),
         namespace,
         plural: (*plural).into(),
         name: path.first().map(|s| (*s).into()),
         subresource: path.get(1..).filter(|rest| !rest.is_empty()).map(|rest| rest.join("/")),
-    })
+    }))
 }
 
 #[cfg(test)]
@@ -85,14 +86,14 @@ mod tests {
     #[test]
     fn paths_name_their_target() {
         let target = |namespace: Option<&str>, plural: &str, name: Option<&str>, sub: Option<&str>| {
-            Route::Resource(Target {
+            Route::Resource(Arc::new(Target {
                 group: String::new(),
                 version: "v1".into(),
                 namespace: namespace.map(Into::into),
                 plural: plural.into(),
                 name: name.map(Into::into),
                 subresource: sub.map(Into::into),
-            })
+            }))
         };
         for (path, want) in [
             ("/api/v1/pods", target(None, "pods", None, None)),
