@@ -53,9 +53,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::http::Request;
+use ::http::{Request, StatusCode};
+use bytes::Bytes;
 use cleat_store::embedded::{History, Seal};
 use cleat_store::{EmbeddedStore, Store};
+use futures::future::BoxFuture;
+use http_body_util::{BodyExt as _, Full};
 use k8s_openapi::api::core::v1::Namespace;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -68,6 +71,7 @@ use authenticate::token::Signer;
 use authenticate::{Caller, Peer};
 use authorize::Authorizer;
 pub use cleat_store::embedded::KeyFileError;
+use http::body::ApiBody;
 pub use limits::Limits;
 use metrics::Metrics;
 pub use pki::PkiError;
@@ -150,6 +154,9 @@ pub enum OpenError {
     Seed { name: &'static str, why: String },
 }
 
+/// A call into the server, which need not be sent anywhere.
+pub type Direct = dyn Fn(Request<Bytes>) -> BoxFuture<'static, (StatusCode, Bytes)> + Send + Sync;
+
 /// A running API on an embedded store.
 pub struct ApiServer {
     api: Arc<Api>,
@@ -227,6 +234,33 @@ impl ApiServer {
     /// A client inside the process with the rights that roles grant `user`; `system:node:NAME` is that node.
     pub fn component(&self, user: &str) -> kube::Client {
         self.client_of(Caller::component(user))
+    }
+
+    /// The same component without a client around it: each call goes straight into the server, on the caller's task, and
+    /// brings the whole answer. That of a watch comes when it ends.
+    pub fn direct(&self, user: &str) -> Arc<Direct> {
+        let api = Arc::downgrade(&self.api);
+        let peer = Peer::Internal(Arc::new(Caller::component(user)));
+        Arc::new(move |request: Request<Bytes>| {
+            let (api, peer) = (api.upgrade(), peer.clone());
+            Box::pin(async move {
+                let answer = match api {
+                    Some(api) => {
+                        let closing = api.closing.clone();
+                        http::handle(api, request.map(Full::new), peer, closing).await
+                    }
+                    None => http::unavailable(),
+                };
+                let (code, body) = (answer.status(), answer.into_body());
+                match body {
+                    ApiBody::Full(bytes) => (code, bytes.unwrap_or_default()),
+                    streamed => match streamed.collect().await {
+                        Ok(all) => (code, all.to_bytes()),
+                        Err(never) => match never {},
+                    },
+                }
+            })
+        })
     }
 
     fn client_of(&self, caller: Caller) -> kube::Client {

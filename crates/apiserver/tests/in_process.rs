@@ -353,3 +353,38 @@ async fn a_dropped_request_is_done_or_not_but_never_half() {
         assert_eq!(nodes.get(&node.name_any()).await.unwrap().uid(), node.uid());
     }
 }
+
+#[tokio::test]
+async fn a_direct_call_has_the_rights_of_its_component_and_ends_with_the_server() {
+    let (_dir, server) = server().await;
+    let ask = |path: &str| http::Request::get(path).body(bytes::Bytes::new()).unwrap();
+    let watching = server.direct("system:cleat:caches");
+    let (code, body) = watching(ask("/api/v1/persistentvolumes")).await;
+    assert_eq!(code, 200, "{}", String::from_utf8_lossy(&body));
+    let (code, body) = watching(ask("/api/v1/namespaces/default/secrets")).await;
+    let refused: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!((code.as_u16(), &refused["reason"]), (403, &serde_json::json!("Forbidden")));
+    server.close().await;
+    let (code, _) = watching(ask("/api/v1/persistentvolumes")).await;
+    assert_eq!(code, 503);
+}
+
+#[tokio::test]
+async fn a_dropped_direct_call_is_done_or_not_but_never_half() {
+    let (_dir, server) = server().await;
+    let direct = server.direct("system:cleat:provisioner");
+    let volumes: Api<PersistentVolume> = Api::all(server.client("test"));
+    for i in 0..50 {
+        let volume = serde_json::to_vec(&fresh(build::volume(&format!("v{i}"), "", "1Gi"))).unwrap();
+        let request = http::Request::post("/api/v1/persistentvolumes").body(volume.into()).unwrap();
+        // Long enough to be accepted sometimes, too short to be answered always.
+        let answered = tokio::time::timeout(Duration::from_micros(20 * i), direct(request)).await;
+        if let Ok((code, body)) = answered {
+            assert_eq!(code, 201, "{}", String::from_utf8_lossy(&body));
+        }
+    }
+    let listed = volumes.list(&ListParams::default()).await.unwrap();
+    for volume in listed.items {
+        assert_eq!(volumes.get(&volume.name_any()).await.unwrap().uid(), volume.uid());
+    }
+}

@@ -14,8 +14,7 @@ pub mod schedule;
 
 use std::sync::Arc;
 
-use cleat_runtime::{Caches, Clock};
-use kube::Client;
+use cleat_runtime::{Caches, Client, Clock};
 
 /// What every controller is given.
 #[derive(Clone)]

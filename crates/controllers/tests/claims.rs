@@ -42,8 +42,11 @@ async fn rig() -> Rig {
     let server = ApiServer::open(Config::new(dir.path(), ([127, 0, 0, 1], 0).into())).await.unwrap();
     let stop = CancellationToken::new();
     let caches = Caches::new(server.component("system:cleat:caches"), stop.clone());
-    let context =
-        |user: &str| Context { client: server.component(user), caches: caches.clone(), clock: Arc::new(SystemClock) };
+    let context = |user: &str| Context {
+        client: server.component(user).into(),
+        caches: caches.clone(),
+        clock: Arc::new(SystemClock),
+    };
     tokio::spawn(bind::run(context("system:cleat:binder"), bind::Options::default(), stop.clone()));
     tokio::spawn(protect::run(context("system:cleat:protector"), stop.clone()));
     tokio::spawn(ephemeral::run(context("system:cleat:ephemeral"), stop.clone()));

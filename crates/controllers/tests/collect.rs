@@ -37,7 +37,7 @@ async fn rig() -> Rig {
     let server = ApiServer::open(Config::new(dir.path(), ([127, 0, 0, 1], 0).into())).await.unwrap();
     let (client, stop) = (server.client("system:admin"), CancellationToken::new());
     let caches = Caches::new(client.clone(), stop.clone());
-    let context = Context { client: client.clone(), caches, clock: Arc::new(SystemClock) };
+    let context = Context { client: client.clone().into(), caches, clock: Arc::new(SystemClock) };
     tokio::spawn(collect::run(context, stop.clone()));
     Rig { client, stop, _server: server, _dir: dir }
 }
@@ -189,6 +189,27 @@ async fn custom_objects_own_and_are_owned() {
     let uid = below.uid().unwrap();
     let deleted = await_condition(things, "u", conditions::is_deleted(&uid));
     tokio::time::timeout(WAIT, deleted).await.expect("the custom object goes, too").unwrap();
+}
+
+#[tokio::test]
+async fn an_object_of_any_depth_does_not_keep_its_kind_from_being_collected() {
+    let rig = rig().await;
+    let things = define(&rig).await;
+    let depth = 125;
+    let spec = format!("{}1{}", r#"{"a":"#.repeat(depth), "}".repeat(depth));
+    let deep =
+        format!(r#"{{"apiVersion":"example.com/v1","kind":"Thing","metadata":{{"name":"deep"}},"spec":{spec}}}"#);
+    let request = http::Request::post("/apis/example.com/v1/namespaces/default/things").body(deep.into()).unwrap();
+    let answer = rig.client.send(request.map(|body: Vec<u8>| body.into())).await.unwrap();
+    assert_eq!(answer.status(), 201);
+    let owner = rig.map("owner", json!({})).await;
+    let mut object = json!({ "apiVersion": "example.com/v1", "kind": "Thing", "metadata": { "name": "owned" } });
+    merge(&mut object["metadata"], owned_by(&[&owner], false));
+    let owned = things.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap();
+    rig.maps("default").delete("owner", &DeleteParams::background()).await.unwrap();
+    let uid = owned.uid().unwrap();
+    let gone = await_condition(things, "owned", conditions::is_deleted(&uid));
+    tokio::time::timeout(WAIT, gone).await.expect("what follows the deep one is seen").unwrap();
 }
 
 #[tokio::test]

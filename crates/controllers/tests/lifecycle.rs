@@ -54,7 +54,7 @@ impl Rig {
         let clock = Hand(Arc::new(Mutex::new(Timestamp::now())));
         let caches = Caches::new(server.component("system:cleat:caches"), stop.clone());
         let client = server.component("system:cleat:node-lifecycle");
-        let context = Context { client, caches, clock: Arc::new(clock.clone()) };
+        let context = Context { client: client.into(), caches, clock: Arc::new(clock.clone()) };
         tokio::spawn(lifecycle::run(context, stop.clone()));
         let client = server.client("system:admin");
         Self { client, clock, stop, touched: 0, _server: server, _dir: dir }

@@ -50,7 +50,7 @@ async fn a_start_counts_everybody_before_it_places_anybody() {
     let stop = CancellationToken::new();
     let caches = Caches::new(server.component("system:cleat:caches"), stop.clone());
     let client = server.component("system:cleat:scheduler");
-    tokio::spawn(schedule::run(Context { client, caches, clock: Arc::new(SystemClock) }, stop.clone()));
+    tokio::spawn(schedule::run(Context { client: client.into(), caches, clock: Arc::new(SystemClock) }, stop.clone()));
     for n in 0..20 {
         let name = format!("waiting-{n}");
         let refused = |pod: Option<&Pod>| pod.and_then(|p| pod_condition(p, "PodScheduled")).is_some();

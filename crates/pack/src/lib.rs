@@ -4,9 +4,12 @@
 //! its kind: a few per cent of its length, made and undone in about a microsecond. [`Sort`] learns the samples from the
 //! texts it is given; a sample never changes, so that a [`Packed`] can be read for ever, also from a disk.
 
+mod parcel;
+
 use std::sync::Arc;
 
 use lz4_flex::block;
+pub use parcel::{Packable, Parcel};
 
 /// Shorter texts are not worth it.
 const SHORTEST: usize = 128;

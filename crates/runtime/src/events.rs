@@ -9,15 +9,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cleat_api::Key;
-use cleat_api::names::sha256_hex;
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
-use kube::{Client, Resource};
+use kube::Resource;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::debug;
 
+use crate::client::Client;
 use crate::clock::Clock;
 use crate::write::{self, Part};
 
@@ -66,10 +66,10 @@ pub struct Recorder {
 
 impl Recorder {
     /// Must be called on a tokio runtime: the writing happens in a task that ends with the last recorder.
-    pub fn new(client: Client, component: &str, clock: Arc<dyn Clock>) -> Self {
+    pub fn new(client: impl Into<Client>, component: &str, clock: Arc<dyn Clock>) -> Self {
         let (notes, inbox) = mpsc::channel(WAITING_AT_MOST);
         let (known, similar) = (HashMap::new(), HashMap::new());
-        tokio::spawn(Writer { client, component: component.to_owned(), known, similar }.run(inbox));
+        tokio::spawn(Writer { client: client.into(), component: component.to_owned(), known, similar }.run(inbox));
         Self { notes, clock }
     }
 
@@ -104,8 +104,22 @@ impl Recorder {
 struct Writer {
     client: Client,
     component: String,
-    known: HashMap<String, Series>,
-    similar: HashMap<String, Similar>,
+    /// By what is told of whom.
+    known: HashMap<Digest, Series>,
+    /// The same without the message.
+    similar: HashMap<Digest, Similar>,
+}
+
+/// Stands for texts: thousands of events are remembered for a while, and their texts are long.
+type Digest = u128;
+
+fn digest(texts: &[&str]) -> Digest {
+    let half = |salt: u8| {
+        let mut hasher = DefaultHasher::new();
+        (salt, texts).hash(&mut hasher);
+        u128::from(hasher.finish())
+    };
+    half(0) << 64 | half(1)
 }
 
 /// Events that differ only in their message.
@@ -116,7 +130,8 @@ struct Similar {
 }
 
 struct Series {
-    key: Key,
+    /// What the event's name has besides that of the object it is about.
+    suffix: u64,
     count: i32,
     written: Instant,
 }
@@ -126,9 +141,11 @@ fn by_subject(writes: Vec<Write>) -> Vec<Vec<Write>> {
     let mut places: HashMap<String, usize> = HashMap::new();
     let mut groups: Vec<Vec<Write>> = Vec::new();
     for write in writes {
-        let (Write::Create { id, .. } | Write::Count { id, .. }) = &write;
-        let uid = id.split('/').next().unwrap_or_default().to_owned();
-        let place = *places.entry(uid).or_insert(groups.len());
+        let about = match &write {
+            Write::Create { event, .. } => &event.involved_object,
+            Write::Count { note, .. } => &note.about,
+        };
+        let place = *places.entry(about.uid.clone().unwrap_or_default()).or_insert(groups.len());
         if place == groups.len() {
             groups.push(Vec::new());
         }
@@ -139,8 +156,8 @@ fn by_subject(writes: Vec<Write>) -> Vec<Vec<Write>> {
 
 /// What is written for a note.
 enum Write {
-    Create { id: String, event: Box<Event> },
-    Count { id: String, key: Key, count: i32, note: Box<Note> },
+    Create { id: Digest, event: Box<Event> },
+    Count { id: Digest, key: Key, count: i32, note: Box<Note> },
 }
 
 impl Writer {
@@ -164,9 +181,9 @@ impl Writer {
     /// What to write for a note, if anything. From here on it counts as written.
     fn planned(&mut self, mut note: Note) -> Option<Write> {
         let uid = note.about.uid.as_deref().unwrap_or_default();
-        let sort = format!("{uid}/{}/{}", note.kind.as_str(), note.reason);
-        let mut id = format!("{sort}/{}", note.message);
-        if self.is_one_of_many(&sort, &note.message) {
+        let sort = digest(&[uid, note.kind.as_str(), &note.reason]);
+        let mut id = digest(&[uid, note.kind.as_str(), &note.reason, &note.message]);
+        if self.is_one_of_many(sort, &note.message) {
             note.message = format!("(combined from similar events): {}", note.message);
             id = sort;
         }
@@ -176,18 +193,19 @@ impl Writer {
                 return None;
             }
             series.written = Instant::now();
-            return Some(Write::Count { id, key: series.key.clone(), count: series.count, note: Box::new(note) });
+            let key = key_of(&note, series.suffix);
+            return Some(Write::Count { id, key, count: series.count, note: Box::new(note) });
         }
         Some(self.begun(id, &note))
     }
 
-    fn is_one_of_many(&mut self, sort: &str, message: &str) -> bool {
-        if self.similar.len() >= REMEMBERED && !self.similar.contains_key(sort) {
+    fn is_one_of_many(&mut self, sort: Digest, message: &str) -> bool {
+        if self.similar.len() >= REMEMBERED && !self.similar.contains_key(&sort) {
             self.similar.clear();
         }
         let now = Instant::now();
         let fresh = || Similar { messages: Vec::with_capacity(1), last: now };
-        let similar = self.similar.entry(sort.to_owned()).or_insert_with(fresh);
+        let similar = self.similar.entry(sort).or_insert_with(fresh);
         if now.duration_since(similar.last) > SIMILAR_FOR {
             similar.messages.clear();
         }
@@ -202,13 +220,15 @@ impl Writer {
     }
 
     /// A series begins.
-    fn begun(&mut self, id: String, note: &Note) -> Write {
-        let event = Box::new(self.build(note, &id));
+    fn begun(&mut self, id: Digest, note: &Note) -> Write {
+        let at = note.at.0.to_string();
+        // Another component may tell the same in the same moment.
+        let suffix = (digest(&[&format!("{id:x}"), &self.component, &at]) >> 64) as u64;
+        let event = Box::new(self.build(note, suffix));
         if self.known.len() >= REMEMBERED {
             self.known.clear();
         }
-        let series = Series { key: Key::of(&event.metadata), count: 1, written: Instant::now() };
-        self.known.insert(id.clone(), series);
+        self.known.insert(id, Series { suffix, count: 1, written: Instant::now() });
         Write::Create { id, event }
     }
 
@@ -245,17 +265,10 @@ impl Writer {
         }
     }
 
-    fn build(&self, note: &Note, id: &str) -> Event {
-        let name = note.about.name.as_deref().unwrap_or_default();
-        // Events about cluster-scoped objects live in the default namespace.
-        let namespace = note.about.namespace.clone().unwrap_or_else(|| "default".to_owned());
-        let suffix = &sha256_hex(&format!("{id}/{}", note.at.0))[..16];
+    fn build(&self, note: &Note, suffix: u64) -> Event {
+        let key = key_of(note, suffix);
         Event {
-            metadata: ObjectMeta {
-                name: Some(format!("{name}.{suffix}")),
-                namespace: Some(namespace),
-                ..ObjectMeta::default()
-            },
+            metadata: ObjectMeta { name: Some(key.name), namespace: key.namespace, ..ObjectMeta::default() },
             involved_object: note.about.clone(),
             type_: Some(note.kind.as_str().to_owned()),
             reason: Some(note.reason.clone()),
@@ -270,10 +283,16 @@ impl Writer {
     }
 }
 
+/// Where the event about this is. One about a cluster-scoped object is in the default namespace.
+fn key_of(note: &Note, suffix: u64) -> Key {
+    let name = note.about.name.as_deref().unwrap_or_default();
+    Key::namespaced(note.about.namespace.as_deref().unwrap_or("default"), format!("{name}.{suffix:016x}"))
+}
+
 enum Outcome {
     Written,
-    Failed(String),
-    Expired(String, Box<Note>),
+    Failed(Digest),
+    Expired(Digest, Box<Note>),
 }
 
 async fn perform(client: &Client, write: Write) -> Outcome {
@@ -304,23 +323,74 @@ async fn perform(client: &Client, write: Write) -> Outcome {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_is_told_of_one_object_stays_in_order() {
-        let write = |id: &str| Write::Create { id: id.to_owned(), event: Box::default() };
-        let ids = ["a/Normal/first", "b/Normal/first", "a/Normal/second", "c/Normal/first", "b/Warning/second"];
-        let groups = by_subject(ids.into_iter().map(write).collect());
-        let id = |write: &Write| {
-            let (Write::Create { id, .. } | Write::Count { id, .. }) = write;
-            id.clone()
+    fn note(uid: &str, reason: &str, message: &str) -> Note {
+        Note {
+            about: ObjectReference {
+                uid: Some(uid.to_owned()),
+                name: Some(format!("name-of-{uid}")),
+                ..ObjectReference::default()
+            },
+            kind: EventType::Normal,
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+            at: cleat_api::build::time(1),
+        }
+    }
+
+    fn writer() -> Writer {
+        let service = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+            Ok::<_, std::convert::Infallible>(http::Response::new(http_body_util::Empty::<bytes::Bytes>::new()))
+        });
+        let client = Client::from(kube::Client::new(service, "default"));
+        Writer { client, component: "test".to_owned(), known: HashMap::new(), similar: HashMap::new() }
+    }
+
+    #[tokio::test]
+    async fn what_is_told_of_one_object_stays_in_order() {
+        let mut writer = writer();
+        let notes = [("a", "first"), ("b", "first"), ("a", "second"), ("c", "first"), ("b", "second")];
+        let writes = notes.into_iter().filter_map(|(uid, reason)| writer.planned(note(uid, reason, "m")));
+        let groups = by_subject(writes.collect());
+        let told = |write: &Write| match write {
+            Write::Create { event, .. } => {
+                (event.involved_object.uid.clone().unwrap_or_default(), event.reason.clone().unwrap_or_default())
+            }
+            Write::Count { .. } => panic!("none is repeated"),
         };
-        let groups: Vec<Vec<String>> = groups.iter().map(|group| group.iter().map(id).collect()).collect();
+        let groups: Vec<Vec<(String, String)>> = groups.iter().map(|group| group.iter().map(told).collect()).collect();
+        let pair = |(uid, reason): (&str, &str)| (uid.to_owned(), reason.to_owned());
         assert_eq!(
             groups,
             [
-                vec!["a/Normal/first", "a/Normal/second"],
-                vec!["b/Normal/first", "b/Warning/second"],
-                vec!["c/Normal/first"]
+                vec![pair(("a", "first")), pair(("a", "second"))],
+                vec![pair(("b", "first")), pair(("b", "second"))],
+                vec![pair(("c", "first"))]
             ]
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_repeated_event_is_counted_on_the_first_and_a_different_one_is_not() {
+        let mut writer = writer();
+        let Some(Write::Create { event, .. }) = writer.planned(note("a", "r", "m")) else { panic!("it is new") };
+        assert!(writer.planned(note("a", "r", "m")).is_none(), "the next one is counted soon enough");
+        for (case, other) in [
+            ("another object", note("b", "r", "m")),
+            ("another reason", note("a", "rm", "")),
+            ("another message", note("a", "r", "n")),
+        ] {
+            let Some(Write::Create { event: told, .. }) = writer.planned(other) else { panic!("{case}") };
+            assert_ne!(told.metadata.name, event.metadata.name, "{case}");
+        }
+        tokio::time::advance(REPEAT_EVERY).await;
+        let Some(Write::Count { key, count, .. }) = writer.planned(note("a", "r", "m")) else { panic!("it is known") };
+        assert_eq!((key, count), (Key::of(&event.metadata), 3));
+    }
+
+    #[tokio::test]
+    async fn many_that_differ_only_in_their_message_become_one() {
+        let mut writer = writer();
+        let made = (0..SIMILAR + 5).filter_map(|n| writer.planned(note("a", "r", &format!("message {n}"))));
+        assert_eq!(made.count(), SIMILAR, "the last of which stands for all that follow");
     }
 }

@@ -51,6 +51,9 @@ enum Urgency {
     Later,
 }
 
+/// For how many waiting keys there is room at any time.
+const ROOM: usize = 512;
+
 /// As good as never, and still a time.
 const NEVER: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
 
@@ -84,6 +87,17 @@ struct State<K> {
     alarms: HashMap<K, Alarm>,
     /// Numbers the timers: only those that were not replaced may wake a key.
     timers: u64,
+}
+
+impl<K: QueueKey> State<K> {
+    /// A storm that is over leaves no room behind.
+    fn trim(&mut self) {
+        if self.waiting.is_empty() && self.waiting.capacity() > 2 * ROOM {
+            self.waiting.shrink_to(ROOM);
+            self.order.shrink_to(ROOM);
+            self.later.shrink_to(ROOM);
+        }
+    }
 }
 
 struct Alarm {
@@ -200,6 +214,7 @@ impl<K: QueueKey> Queue<K> {
                 continue;
             }
             state.waiting.remove(&key);
+            state.trim();
             state.running.insert(key.clone());
             if !state.waiting.is_empty() {
                 self.0.ready.notify_one();
@@ -353,6 +368,20 @@ mod tests {
         queue.add_after("a", Duration::MAX);
         queue.add_after("a", seconds(60));
         assert_eq!(queue.next().await, "a");
+    }
+
+    #[tokio::test]
+    async fn a_storm_leaves_no_room_behind() {
+        let queue = Queue::new(Backoff::default());
+        for round in 0..2 {
+            (0..20_000).for_each(|key| queue.add(key));
+            for key in 0..20_000 {
+                assert_eq!(queue.next().await, key, "round {round}");
+                queue.done(&key);
+            }
+            let state = queue.0.state.lock();
+            assert!(state.waiting.capacity() < 4 * ROOM && state.order.capacity() < 4 * ROOM);
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -14,20 +14,25 @@ use kube::{Client, Error};
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
+use crate::client::Carrier;
+
 /// Sends a request and decodes the object in the answer.
-pub(crate) async fn fetch<T: DeserializeOwned>(client: &Client, request: http::Request<Vec<u8>>) -> kube::Result<T> {
-    let body = answer(client, request).await?;
+pub(crate) async fn fetch<T: DeserializeOwned>(
+    client: &dyn Carrier,
+    request: http::Request<Vec<u8>>,
+) -> kube::Result<T> {
+    let body = text(client, request).await?;
     serde_json::from_slice(&slim(&body)).map_err(Error::SerdeError)
 }
 
 /// Sends a request whose answer is of no interest beyond its being one.
-pub(crate) async fn send(client: &Client, request: http::Request<Vec<u8>>) -> kube::Result<()> {
-    answer(client, request).await.map(drop)
+pub(crate) async fn send(client: &dyn Carrier, request: http::Request<Vec<u8>>) -> kube::Result<()> {
+    text(client, request).await.map(drop)
 }
 
 /// The object in the answer, or nothing where the server answers with a Status.
 pub(crate) async fn fetch_unless_status<T: DeserializeOwned>(
-    client: &Client,
+    client: &dyn Carrier,
     request: http::Request<Vec<u8>>,
 ) -> kube::Result<Option<T>> {
     #[derive(Deserialize)]
@@ -35,7 +40,7 @@ pub(crate) async fn fetch_unless_status<T: DeserializeOwned>(
         #[serde(borrow)]
         kind: Option<Cow<'a, str>>,
     }
-    let body = answer(client, request).await?;
+    let body = text(client, request).await?;
     let kind: Kind<'_> = serde_json::from_slice(&body).map_err(Error::SerdeError)?;
     if kind.kind.as_deref() == Some("Status") {
         return Ok(None);
@@ -43,24 +48,23 @@ pub(crate) async fn fetch_unless_status<T: DeserializeOwned>(
     serde_json::from_slice(&slim(&body)).map(Some).map_err(Error::SerdeError)
 }
 
-async fn answer(client: &Client, request: http::Request<Vec<u8>>) -> kube::Result<Bytes> {
-    let response = client.send(request.map(Body::from)).await?;
-    let response = accepted(response).await?;
-    Ok(response.into_body().collect().await?.to_bytes())
+/// The whole answer.
+pub(crate) async fn text(client: &dyn Carrier, request: http::Request<Vec<u8>>) -> kube::Result<Bytes> {
+    let (code, body) = client.carry(request.map(Bytes::from)).await?;
+    if is_failure(code) { Err(failure(code, &body)) } else { Ok(body) }
 }
 
-/// The response, unless it tells of a failure.
-async fn accepted(response: http::Response<Body>) -> kube::Result<http::Response<Body>> {
-    let code = response.status();
-    if !code.is_client_error() && !code.is_server_error() {
-        return Ok(response);
-    }
-    let body = response.into_body().collect().await?.to_bytes();
-    let status = serde_json::from_slice::<Status>(&body).unwrap_or_else(|_| {
-        let text = String::from_utf8_lossy(&body);
+fn is_failure(code: http::StatusCode) -> bool {
+    code.is_client_error() || code.is_server_error()
+}
+
+/// The failure that a response tells of.
+fn failure(code: http::StatusCode, body: &[u8]) -> Error {
+    let status = serde_json::from_slice::<Status>(body).unwrap_or_else(|_| {
+        let text = String::from_utf8_lossy(body);
         Status::failure(text.trim(), "Failed to parse error data").with_code(code.as_u16())
     });
-    Err(Error::Api(status.boxed()))
+    Error::Api(status.boxed())
 }
 
 /// The lines of a watch, as they come.
@@ -78,7 +82,11 @@ impl Lines {
         let identity = http::HeaderValue::from_static("identity");
         request.headers_mut().insert(http::header::ACCEPT_ENCODING, identity);
         let response = client.send(request.map(Body::from)).await?;
-        let body = accepted(response).await?.into_body();
+        let code = response.status();
+        let body = response.into_body();
+        if is_failure(code) {
+            return Err(failure(code, &body.collect().await?.to_bytes()));
+        }
         Ok(Self { body, chunk: Bytes::new(), begun: BytesMut::new() })
     }
 

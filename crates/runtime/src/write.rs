@@ -6,14 +6,15 @@ use cleat_api::Key;
 use cleat_api::key::Meta as _;
 use k8s_openapi::api::core::v1::{Binding, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
 use kube::api::{
     DeleteParams, GetParams, ListParams, ObjectList, Patch, PatchParams, PostParams, Preconditions, Request,
 };
 use kube::core::{ClusterResourceScope, NamespaceResourceScope};
-use kube::{Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::client::Carrier;
 use crate::wire;
 
 /// Which document of an object a write goes to.
@@ -117,21 +118,24 @@ fn failed<K: Reachable>(verb: &'static str, key: &Key) -> impl FnOnce(kube::Erro
 }
 
 fn encoded<K: Reachable>(object: &K) -> kube::Result<Vec<u8>> {
-    serde_json::to_vec(object).map_err(kube::Error::SerdeError)
+    // Room for most objects from the beginning.
+    let mut text = Vec::with_capacity(2048);
+    serde_json::to_writer(&mut text, object).map_err(kube::Error::SerdeError)?;
+    Ok(text)
 }
 
 fn built(request: Built) -> kube::Result<http::Request<Vec<u8>>> {
     request.map_err(kube::Error::BuildRequest)
 }
 
-pub async fn create<K: Reachable>(client: &Client, object: &K) -> Result<K, WriteError> {
+pub async fn create<K: Reachable>(client: &dyn Carrier, object: &K) -> Result<K, WriteError> {
     let key = Key::of(object.meta());
     let made = async { wire::fetch(client, creation(&key, object)?).await };
     made.await.map_err(failed::<K>("create", &key))
 }
 
 /// The same for a caller who does not look at what the server made of it.
-pub async fn create_unseen<K: Reachable>(client: &Client, object: &K) -> Result<(), WriteError> {
+pub async fn create_unseen<K: Reachable>(client: &dyn Carrier, object: &K) -> Result<(), WriteError> {
     let key = Key::of(object.meta());
     let made = async { wire::send(client, creation(&key, object)?).await };
     made.await.map_err(failed::<K>("create", &key))
@@ -142,7 +146,7 @@ fn creation<K: Reachable>(key: &Key, object: &K) -> kube::Result<http::Request<V
 }
 
 /// Replaces the object (or its status) if its resourceVersion still is the given one.
-pub async fn replace<K: Reachable>(client: &Client, part: Part, object: &K) -> Result<K, WriteError> {
+pub async fn replace<K: Reachable>(client: &dyn Carrier, part: Part, object: &K) -> Result<K, WriteError> {
     let key = Key::of(object.meta());
     let written = async {
         let (requests, params) = (requests::<K>(key.namespace.as_deref()), PostParams::default());
@@ -158,7 +162,7 @@ pub async fn replace<K: Reachable>(client: &Client, part: Part, object: &K) -> R
 
 /// Merge-patches the object. A `metadata.resourceVersion` in the patch makes it conditional.
 pub async fn merge<K: Reachable>(
-    client: &Client,
+    client: &dyn Carrier,
     part: Part,
     key: &Key,
     patch: &serde_json::Value,
@@ -177,26 +181,53 @@ pub async fn merge<K: Reachable>(
 
 /// Sets the finalizers, if nobody wrote the object since `object` was read: the list is sent whole, and a finalizer
 /// that somebody else put there meanwhile must not be lost.
-pub async fn set_finalizers<K: Reachable>(client: &Client, object: &K, finalizers: &[String]) -> Result<K, WriteError> {
-    let meta = object.meta();
-    let patch = serde_json::json!({
-        "metadata": { "resourceVersion": meta.resource_version, "finalizers": finalizers }
-    });
-    merge(client, Part::Whole, &Key::of(meta), &patch).await
+pub async fn set_finalizers<K: Reachable>(
+    client: &dyn Carrier,
+    object: &K,
+    finalizers: &[String],
+) -> Result<K, WriteError> {
+    let patch = finalizers_patch(object, finalizers);
+    merge(client, Part::Whole, &Key::of(object.meta()), &patch).await
+}
+
+/// The same for a caller who does not look at what the server made of it.
+pub async fn set_finalizers_unseen<K: Reachable>(
+    client: &dyn Carrier,
+    object: &K,
+    finalizers: &[String],
+) -> Result<(), WriteError> {
+    let key = Key::of(object.meta());
+    let written = async {
+        let patch = finalizers_patch(object, finalizers);
+        let requests = requests::<K>(key.namespace.as_deref());
+        let request = requests.patch(&key.name, &PatchParams::default(), &Patch::Merge(&patch));
+        wire::send(client, built(request)?).await
+    };
+    written.await.map_err(failed::<K>("patch", &key))
+}
+
+fn finalizers_patch<K: Reachable>(object: &K, finalizers: &[String]) -> serde_json::Value {
+    serde_json::json!({
+        "metadata": { "resourceVersion": object.meta().resource_version, "finalizers": finalizers }
+    })
 }
 
 /// Deletes exactly this object; one of the same name with another uid is left alone. Absent is fine. Returns the
 /// object where something holds it, so that it stays for now.
-pub async fn delete<K: Reachable>(client: &Client, object: &K) -> Result<Option<K>, WriteError> {
+pub async fn delete<K: Reachable>(client: &dyn Carrier, object: &K) -> Result<Option<K>, WriteError> {
     delete_with(client, object, DeleteParams::default()).await
 }
 
 /// The same without a period of grace: for what nobody is left to wind down.
-pub async fn delete_at_once<K: Reachable>(client: &Client, object: &K) -> Result<Option<K>, WriteError> {
+pub async fn delete_at_once<K: Reachable>(client: &dyn Carrier, object: &K) -> Result<Option<K>, WriteError> {
     delete_with(client, object, DeleteParams::default().grace_period(0)).await
 }
 
-async fn delete_with<K: Reachable>(client: &Client, object: &K, params: DeleteParams) -> Result<Option<K>, WriteError> {
+async fn delete_with<K: Reachable>(
+    client: &dyn Carrier,
+    object: &K,
+    params: DeleteParams,
+) -> Result<Option<K>, WriteError> {
     let key = Key::of(object.meta());
     let uid = Some(object.meta().uid().to_owned()).filter(|uid| !uid.is_empty());
     let params = DeleteParams { preconditions: Some(Preconditions { uid, resource_version: None }), ..params };
@@ -211,7 +242,7 @@ async fn delete_with<K: Reachable>(client: &Client, object: &K, params: DeletePa
 }
 
 /// Reads the object from the server, past the cache.
-pub async fn live<K: Reachable>(client: &Client, key: &Key) -> Result<Option<K>, WriteError> {
+pub async fn live<K: Reachable>(client: &dyn Carrier, key: &Key) -> Result<Option<K>, WriteError> {
     let read = async {
         let request = requests::<K>(key.namespace.as_deref()).get(&key.name, &GetParams::default());
         wire::fetch(client, built(request)?).await
@@ -223,16 +254,16 @@ pub async fn live<K: Reachable>(client: &Client, key: &Key) -> Result<Option<K>,
 }
 
 /// Lists a namespace (or everything) from the server, past the cache.
-pub async fn list_live<K: Reachable>(client: &Client, namespace: Option<&str>) -> Result<Vec<K>, WriteError> {
+pub async fn list_live<K: Reachable>(client: &dyn Carrier, namespace: Option<&str>) -> Result<Vec<K>, WriteError> {
     list_at(client, K::place(namespace), namespace.unwrap_or("*")).await
 }
 
 /// Lists the objects of all namespaces from the server, past the cache.
-pub async fn list_everywhere<K: Reachable>(client: &Client) -> Result<Vec<K>, WriteError> {
+pub async fn list_everywhere<K: Reachable>(client: &dyn Carrier) -> Result<Vec<K>, WriteError> {
     list_at(client, None, "*").await
 }
 
-async fn list_at<K: Reachable>(client: &Client, place: Option<&str>, shown: &str) -> Result<Vec<K>, WriteError> {
+async fn list_at<K: Reachable>(client: &dyn Carrier, place: Option<&str>, shown: &str) -> Result<Vec<K>, WriteError> {
     let listed = async {
         let request = Request::new(K::url_path(&(), place)).list(&ListParams::default());
         wire::fetch::<ObjectList<K>>(client, built(request)?).await
@@ -241,7 +272,7 @@ async fn list_at<K: Reachable>(client: &Client, place: Option<&str>, shown: &str
 }
 
 /// Places a pod on a node through the binding subresource. The server refuses if the pod already has a node.
-pub async fn bind_pod(client: &Client, pod: &Pod, node: &str) -> Result<(), WriteError> {
+pub async fn bind_pod(client: &dyn Carrier, pod: &Pod, node: &str) -> Result<(), WriteError> {
     let key = Key::of(&pod.metadata);
     let binding = Binding {
         metadata: ObjectMeta {

@@ -14,8 +14,7 @@ pub mod register;
 
 use std::sync::Arc;
 
-use cleat_runtime::{Caches, Clock};
-use kube::Client;
+use cleat_runtime::{Caches, Client, Clock};
 
 pub use driver::Driver;
 pub use failure::Failure;

@@ -48,7 +48,7 @@ impl Rig {
         let server = ApiServer::open(Config::new(dir.path().join("api"), ([127, 0, 0, 1], 0).into())).await.unwrap();
         let stop = CancellationToken::new();
         let context = Context {
-            client: server.component("system:cleat:flex-attacher"),
+            client: server.component("system:cleat:flex-attacher").into(),
             caches: Caches::new(server.component("system:cleat:caches"), stop.clone()),
             clock: std::sync::Arc::new(SystemClock),
         };

@@ -153,7 +153,7 @@ impl Rig {
         let driver = Driver::connect(Csi::new(endpoint), &stop).await.unwrap();
         // With the rights that its role gives it, as in `cleat up`.
         let context = Context {
-            client: server.component("system:cleat:attacher"),
+            client: server.component("system:cleat:attacher").into(),
             caches: Caches::new(server.component("system:cleat:caches"), stop.clone()),
             clock: Arc::new(SystemClock),
         };

@@ -92,7 +92,7 @@ impl Stage {
         match self {
             Self::Provisioner(options, args) => {
                 let publish = async {
-                    match args.capacity(&common, &context.client).await {
+                    match args.capacity(&common, context.client.kube()).await {
                         Ok(Some(options)) => {
                             capacity::run(context.clone(), driver.clone(), options, stop.clone()).await
                         }
@@ -171,7 +171,7 @@ async fn run(common: Common, stages: Vec<Stage>) -> Result<()> {
     info!(driver = driver.name, "driver connected");
     let context = Context {
         caches: Caches::new(client.clone(), stop.clone()),
-        client: client.clone(),
+        client: client.clone().into(),
         clock: Arc::new(SystemClock),
     };
     let mut working = JoinSet::new();

@@ -218,7 +218,7 @@ impl Stack {
         let drivers = Drivers::new(cleat_flex::Config::new(directory, self.layout.flex_calls()));
         self.acting.spawn(drivers.clone().run(self.stop_acting.clone()));
         let context = Context {
-            client: self.server.component("system:cleat:flex-attacher"),
+            client: component(&self.server, "system:cleat:flex-attacher"),
             caches: self.caches.clone(),
             clock: Arc::new(SystemClock),
         };
@@ -230,7 +230,7 @@ impl Stack {
     fn start_controllers(&mut self, config: &Config, flex: Drivers) {
         use cleat_controllers::{Context, bind, collect, ephemeral, lifecycle, protect, schedule};
         let context = |user: &str| Context {
-            client: self.server.component(user),
+            client: component(&self.server, user),
             caches: self.caches.clone(),
             clock: Arc::new(SystemClock),
         };
@@ -250,7 +250,7 @@ impl Stack {
     fn start_sidecars(&mut self, config: &Config, nodes: &[String]) {
         use cleat_sidecars::{Context, Driver, capacity, provision, publish, register};
         let context = |user: &str| Context {
-            client: self.server.component(user),
+            client: component(&self.server, user),
             caches: self.caches.clone(),
             clock: Arc::new(SystemClock),
         };
@@ -298,6 +298,11 @@ impl Stack {
             });
         }
     }
+}
+
+/// The way of a component of this process to the server.
+fn component(server: &ApiServer, user: &str) -> cleat_runtime::Client {
+    cleat_runtime::Client::direct(server.component(user), server.direct(user))
 }
 
 /// Makes the directories that must be there before anything starts.

@@ -21,7 +21,7 @@ impl Binder {
         match decision {
             ClaimDecision::Settled => Ok(()),
             ClaimDecision::HandOver(to) => {
-                self.write_claim(Part::Whole, &edit::handed_over(claim.as_ref().clone(), to)).await.map(drop)
+                self.write_claim(Part::Whole, &edit::handed_over(claim.as_ref().clone(), to)).await
             }
             ClaimDecision::Wait(wait) => self.wait(claim, wait).await,
             ClaimDecision::AssignClass(class) => self.assign_class(claim, class).await,
@@ -41,9 +41,9 @@ impl Binder {
         match decision {
             VolumeDecision::Settled | VolumeDecision::LeaveToClaim => Ok(()),
             VolumeDecision::HandOver(to) => {
-                self.write_volume(Part::Whole, &edit::handed_over(volume.clone(), to)).await.map(drop)
+                self.write_volume(Part::Whole, &edit::handed_over(volume.clone(), to)).await
             }
-            VolumeDecision::SetPhase(phase) => self.mark_volume(volume.clone(), phase).await.map(drop),
+            VolumeDecision::SetPhase(phase) => self.mark_volume(volume.clone(), phase).await,
             VolumeDecision::Unbind(unbind) => self.unbind(volume, unbind).await,
             VolumeDecision::Fail(failure) => self.fail(volume, failure).await,
             VolumeDecision::WrongMode(claim) => {
@@ -97,12 +97,12 @@ impl Binder {
         if cleat_api::claim::claim_phase(claim) == "Pending" {
             return Ok(());
         }
-        self.write_claim(Part::Status, &edit::pending(claim.clone())).await.map(drop)
+        self.write_claim(Part::Status, &edit::pending(claim.clone())).await
     }
 
     async fn assign_class(&self, claim: &PersistentVolumeClaim, class: String) -> Result<(), WriteError> {
         info!(claim = %claim.name_any(), class, "default class assigned");
-        self.write_claim(Part::Whole, &edit::classed(claim.clone(), class)).await.map(drop)
+        self.write_claim(Part::Whole, &edit::classed(claim.clone(), class)).await
     }
 
     async fn request_provisioning(
@@ -129,43 +129,48 @@ impl Binder {
     }
 
     async fn bind(&self, claim: &Arc<PersistentVolumeClaim>, binding: Binding) -> Result<(), WriteError> {
-        let mut volume = binding.volume.as_ref().clone();
+        let mut volume = binding.volume;
         if let Some(reserve) = binding.reserve {
-            volume = self.write_volume(Part::Whole, &edit::reserved(volume, claim, reserve)).await?;
+            let reserved = edit::reserved(volume.as_ref().clone(), claim, reserve);
+            volume = write::replace(&self.context.client, Part::Whole, &reserved).await?.into();
+            self.observed.volumes.observe_write(volume.as_ref().clone());
             cleat_crash::point("bind:volume-reserved");
         }
         let mark = async {
             if !binding.mark_volume {
-                return Ok(volume.clone());
+                return Ok(());
             }
-            let marked = self.mark_volume(volume.clone(), "Bound").await;
+            let marked = self.mark_volume(volume.as_ref().clone(), "Bound").await;
             cleat_crash::point("bind:volume-bound");
             marked
         };
         let point = async {
-            let Some(point) = binding.point_claim else { return Ok(claim.as_ref().clone()) };
-            let name = volume.name_any();
-            let pointed = self.write_claim(Part::Whole, &edit::pointed(claim.as_ref().clone(), &name, point)).await;
+            let Some(point) = binding.point_claim else { return Ok(claim.clone()) };
+            let pointed = edit::pointed(claim.as_ref().clone(), &volume.name_any(), point);
+            let pointed = write::replace(&self.context.client, Part::Whole, &pointed).await?;
+            self.observed.claims.observe_write(pointed.clone());
             cleat_crash::point("bind:claim-pointed");
-            pointed
+            Ok(Arc::new(pointed))
         };
         // Two objects, and neither needs the other's new state: together they cost one write to disk.
-        let (volume, claim) = if binding.together {
+        let claim = if binding.together {
             let (marked, pointed) = tokio::join!(mark, point);
-            (marked?, pointed?)
+            marked?;
+            pointed?
         } else {
-            (mark.await?, point.await?)
+            mark.await?;
+            point.await?
         };
         if binding.mark_claim {
-            let bound =
-                condition::with_usage(edit::bound(claim.clone(), &volume), binding.in_use, self.context.clock.time());
+            let bound = edit::bound(Arc::unwrap_or_clone(claim), &volume);
+            let bound = condition::with_usage(bound, binding.in_use, self.context.clock.time());
             self.write_claim(Part::Status, &bound).await?;
-            info!(claim = %claim.name_any(), volume = %volume.name_any(), "bound");
+            info!(claim = %bound.name_any(), volume = %volume.name_any(), "bound");
         }
         Ok(())
     }
 
-    async fn mark_volume(&self, volume: PersistentVolume, phase: &str) -> Result<PersistentVolume, WriteError> {
+    async fn mark_volume(&self, volume: PersistentVolume, phase: &str) -> Result<(), WriteError> {
         self.write_volume(Part::Status, &edit::in_phase(volume, phase, None)).await
     }
 
@@ -208,23 +213,18 @@ impl Binder {
     }
 
     async fn unbind(&self, volume: &PersistentVolume, unbind: Unbind) -> Result<(), WriteError> {
-        let free = self.write_volume(Part::Whole, &edit::freed(volume.clone(), unbind)).await?;
-        self.mark_volume(free, "Available").await.map(drop)
+        let free = write::replace(&self.context.client, Part::Whole, &edit::freed(volume.clone(), unbind)).await?;
+        self.observed.volumes.observe_write(free.clone());
+        self.mark_volume(free, "Available").await
     }
 
-    async fn write_claim(
-        &self,
-        part: Part,
-        claim: &PersistentVolumeClaim,
-    ) -> Result<PersistentVolumeClaim, WriteError> {
-        let written = write::replace(&self.context.client, part, claim).await?;
-        self.observed.claims.observe_write(written.clone());
-        Ok(written)
+    async fn write_claim(&self, part: Part, claim: &PersistentVolumeClaim) -> Result<(), WriteError> {
+        self.observed.claims.observe_write(write::replace(&self.context.client, part, claim).await?);
+        Ok(())
     }
 
-    async fn write_volume(&self, part: Part, volume: &PersistentVolume) -> Result<PersistentVolume, WriteError> {
-        let written = write::replace(&self.context.client, part, volume).await?;
-        self.observed.volumes.observe_write(written.clone());
-        Ok(written)
+    async fn write_volume(&self, part: Part, volume: &PersistentVolume) -> Result<(), WriteError> {
+        self.observed.volumes.observe_write(write::replace(&self.context.client, part, volume).await?);
+        Ok(())
     }
 }

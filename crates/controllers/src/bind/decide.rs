@@ -37,6 +37,22 @@ pub struct ClaimSeen {
     pub provisioner_holds: bool,
 }
 
+impl ClaimSeen {
+    /// A claim whose bind was completed once: nothing but its volume counts any more.
+    pub fn complete(claim: Arc<PersistentVolumeClaim>, named: Option<Arc<PersistentVolume>>) -> Self {
+        Self {
+            claim,
+            named,
+            candidates: Vec::new(),
+            class: None,
+            default_class: None,
+            consumers: Vec::new(),
+            in_use: false,
+            provisioner_holds: false,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum ClaimDecision {
     /// Everything is as it should be.
@@ -126,7 +142,27 @@ pub fn claim(seen: &ClaimSeen) -> ClaimDecision {
     if let Some(to) = handover(meta, &[annotation::STORAGE_PROVISIONER, annotation::STORAGE_PROVISIONER_BETA]) {
         return ClaimDecision::HandOver(to);
     }
-    if seen.claim.metadata.annotation(annotation::BIND_COMPLETED).is_some() { bound(seen) } else { unbound(seen) }
+    if is_complete(&seen.claim) { bound(seen) } else { unbound(seen) }
+}
+
+/// Has the claim been asked for since, of the provisioner that serves it, and nothing else? Whoever asked has told of it.
+pub fn was_just_asked(old: &PersistentVolumeClaim, new: &PersistentVolumeClaim, provisioner: &str) -> bool {
+    const KEYS: [&str; 2] = [annotation::STORAGE_PROVISIONER, annotation::STORAGE_PROVISIONER_BETA];
+    let (before, now) = (&old.metadata, &new.metadata);
+    let others = |meta: &ObjectMeta| {
+        let all = meta.annotations.clone().unwrap_or_default();
+        all.into_iter().filter(|(key, _)| !KEYS.contains(&key.as_str())).collect::<Vec<_>>()
+    };
+    before.annotation(annotation::STORAGE_PROVISIONER).is_none()
+        && now.annotation(annotation::STORAGE_PROVISIONER) == Some(provisioner)
+        && handover(now, &KEYS).is_none()
+        && (&old.spec, &old.status, before.is_deleting()) == (&new.spec, &new.status, now.is_deleting())
+        && others(before) == others(now)
+}
+
+/// Was the claim bound once?
+pub fn is_complete(claim: &PersistentVolumeClaim) -> bool {
+    claim.metadata.annotation(annotation::BIND_COMPLETED).is_some()
 }
 
 /// What the object should say about who took over from the plugin that the first of these annotations names; `None` if it
@@ -213,7 +249,7 @@ fn bind(seen: &ClaimSeen, volume: &Arc<PersistentVolume>) -> ClaimDecision {
         (false, _) => Some(Reserve::AsController),
     };
     let points_here = volume_name(claim) == volume.metadata.name.as_deref();
-    let completed = claim.metadata.annotation(annotation::BIND_COMPLETED).is_some();
+    let completed = is_complete(claim);
     let point_claim = match (points_here, completed) {
         (true, true) => None,
         (true, false) => Some(Point::ForUser),
@@ -246,7 +282,7 @@ pub enum Owner {
     /// No claim is named, or only by name.
     Nobody,
     Claim(Arc<PersistentVolumeClaim>),
-    /// A claim was named, and a live look showed that it is gone.
+    /// A claim was named that is not there. Whoever acts on that has looked live.
     Gone,
 }
 
@@ -264,6 +300,13 @@ pub enum VolumeDecision {
     Fail(Failure),
     /// Block for a claim that wants a file system, or the other way round: they never come together.
     WrongMode(Arc<PersistentVolumeClaim>),
+}
+
+impl VolumeDecision {
+    /// Is nothing to be done about the volume itself?
+    pub fn is_rest(&self) -> bool {
+        matches!(self, Self::Settled | Self::LeaveToClaim)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -444,3 +444,89 @@ fn a_bind_says_what_else_its_writes_need_to_know() {
     assert!(!bound(&[finalizer::PV_PROTECTION], false).together);
     assert!(bound(&[], true).in_use && !bound(&[], false).in_use);
 }
+
+#[test]
+fn a_pair_rests_when_nothing_is_left_to_write_on_either_side() {
+    let (c, v) = build::bound(build::claim("ns", "c", None, "1Gi"), build::volume("v", "", "1Gi"));
+    let rests = |c: &PersistentVolumeClaim, v: Option<&PersistentVolume>| {
+        let complete = ClaimSeen::complete(Arc::new(c.clone()), v.cloned().map(Arc::new));
+        is_complete(c) && claim(&complete) == ClaimDecision::Settled
+    };
+    let mut marked = v.clone();
+    marked.status.as_mut().unwrap().phase = Some("Available".to_owned());
+    let mut pending = c.clone();
+    pending.status.as_mut().unwrap().phase = Some("Pending".to_owned());
+    let mut open = c.clone();
+    open.metadata.annotations = None;
+    for (case, claim, volume, want) in [
+        ("bound both ways", &c, Some(&v), true),
+        ("its volume is not in the cache", &c, None, false),
+        ("its volume is not marked", &c, Some(&marked), false),
+        ("it is not marked itself", &pending, Some(&v), false),
+        ("it was never bound", &open, Some(&v), false),
+    ] {
+        assert_eq!(rests(claim, volume), want, "{case}");
+    }
+    let free = build::claim("ns", "c", None, "1Gi");
+    let mut released = v.clone();
+    released.status.as_mut().unwrap().phase = Some("Released".to_owned());
+    for (case, v, owner, want) in [
+        ("bound", &v, Owner::Claim(Arc::new(c.clone())), true),
+        ("its claim does not point anywhere yet", &marked, Owner::Claim(Arc::new(free)), true),
+        ("its claim says it is bound", &marked, Owner::Claim(Arc::new(c)), false),
+        ("its claim is not to be seen", &v, Owner::Gone, false),
+        ("released", &released, Owner::Gone, true),
+    ] {
+        assert_eq!(volume(v, &owner).is_rest(), want, "{case}");
+    }
+}
+
+#[test]
+fn a_claim_that_was_just_asked_for_is_not_looked_at_again() {
+    let plain = build::claim("ns", "c", Some("fast"), "1Gi");
+    let asked = |by: &str| {
+        let mut c = plain.clone();
+        build::annotate(&mut c.metadata, annotation::STORAGE_PROVISIONER, by);
+        build::annotate(&mut c.metadata, annotation::STORAGE_PROVISIONER_BETA, by);
+        c.metadata.finalizers = Some(vec![finalizer::PROVISIONING.to_owned()]);
+        c
+    };
+    let with = |edit: fn(&mut PersistentVolumeClaim)| {
+        let mut c = asked(build::DRIVER);
+        edit(&mut c);
+        c
+    };
+    for (case, old, new, want) in [
+        ("asked", plain.clone(), asked(build::DRIVER), true),
+        ("asked of somebody else", plain.clone(), asked("other"), false),
+        ("asked long ago", asked(build::DRIVER), asked(build::DRIVER), false),
+        ("not asked", plain.clone(), plain.clone(), false),
+        (
+            "a node was chosen",
+            plain.clone(),
+            with(|c| build::annotate(&mut c.metadata, annotation::SELECTED_NODE, "n")),
+            false,
+        ),
+        (
+            "it names a volume",
+            plain.clone(),
+            with(|c| c.spec.as_mut().unwrap().volume_name = Some("v".to_owned())),
+            false,
+        ),
+        ("it goes", plain.clone(), with(|c| c.metadata.deletion_timestamp = Some(build::time(1))), false),
+        (
+            "its phase changed",
+            plain.clone(),
+            with(|c| c.status.as_mut().unwrap().phase = Some("Lost".to_owned())),
+            false,
+        ),
+        (
+            "somebody took over",
+            plain.clone(),
+            with(|c| build::annotate(&mut c.metadata, annotation::MIGRATED_TO, "x")),
+            false,
+        ),
+    ] {
+        assert_eq!(was_just_asked(&old, &new, build::DRIVER), want, "{case}");
+    }
+}

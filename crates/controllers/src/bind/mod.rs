@@ -74,40 +74,33 @@ pub async fn run(context: Context, options: Options, stop: CancellationToken) {
     work("bind", queue, AT_ONCE, stop, move |subject| binder.clone().reconcile(subject)).await;
 }
 
-/// Who must look again when something changes.
+/// Who must look again when something changes. Most changes are the binder's own writes and leave nothing to do, and that
+/// is soon told from the caches: who comes to rest is not woken. Whatever ends the rest is a change of its own.
 fn wake(observed: &observe::Observed, queue: &Queue<Subject>) {
-    let (q, volumes) = (queue.clone(), observed.clone());
+    let (q, seen) = (queue.clone(), observed.clone());
     observed.claims.subscribe(move |change: &Change<PersistentVolumeClaim>| {
         let claim = change.object();
         let key = Key::of(&claim.metadata);
-        let pointed_at = claim::volume_name(claim);
-        // A claim can go before it points at the volume that was made for it, or come to point at another.
-        if pointed_at.is_some() || matches!(change, Change::Deleted(_)) {
-            for volume in volumes.reserved_for(&key) {
-                q.add(Subject::Volume(volume.metadata.name.clone().unwrap_or_default()));
-            }
-        }
-        if let Some(volume) = pointed_at {
-            q.add(Subject::Volume(volume.to_owned()));
-        }
-        if matches!(change, Change::Applied { .. }) {
+        seen.volumes_of(change, &key).filter(|volume| !seen.volume_rests(volume)).for_each(|volume| {
+            q.add(Subject::Volume(volume.metadata.name.clone().unwrap_or_default()));
+        });
+        if !seen.is_told(change) {
             q.add(Subject::Claim(key));
         }
     });
-    let (q, claims) = (queue.clone(), observed.clone());
+    let (q, seen) = (queue.clone(), observed.clone());
     observed.volumes.subscribe(move |change: &Change<PersistentVolume>| {
         let volume = change.object();
         let name = volume.metadata.name.clone().unwrap_or_default();
-        for claim in claims.claims_naming(&name) {
+        for claim in seen.claims_of(volume).filter(|claim| !seen.claim_rests(claim)) {
             q.add(Subject::Claim(Key::of(&claim.metadata)));
         }
-        if let Some(reference) = claim::claim_ref(volume) {
-            q.add(Subject::Claim(claim::claim_ref_key(reference)));
-        }
-        if let Some(free) = claims.shelf.refresh(&name) {
+        if let Some(free) = seen.shelf.refresh(&name) {
             q.add(Subject::Class(claim::volume_class(&free).to_owned()));
         }
-        q.add(Subject::Volume(name));
+        if matches!(change, Change::Applied { .. }) && !seen.volume_rests(volume) {
+            q.add(Subject::Volume(name));
+        }
     });
     let q = queue.clone();
     observed.pods.subscribe(move |change: &Change<Pod>| {
@@ -129,6 +122,10 @@ impl Binder {
     async fn reconcile(self, subject: Subject) -> Result<Outcome, WriteError> {
         match subject {
             Subject::Claim(key) => {
+                // It may have come to rest by what was done when it was last looked at.
+                if self.observed.claims.get(&key).is_none_or(|claim| self.observed.claim_rests(&claim)) {
+                    return Ok(Outcome::Done);
+                }
                 let Some((seen, _taken)) = self.observed.claim(&key, &self.queue) else { return Ok(Outcome::Done) };
                 let mut decision = decide::claim(&seen);
                 // The cache of volumes may be behind that of claims.
@@ -144,8 +141,11 @@ impl Binder {
             }
             Subject::Volume(name) => {
                 let Some(volume) = self.observed.volumes.named(&name) else { return Ok(Outcome::Done) };
-                let owner = self.owner(&volume).await?;
-                let decision = decide::volume(&volume, &owner);
+                let mut decision = decide::volume(&volume, &self.observed.owner(&volume));
+                // The cache of claims may be behind that of volumes: nothing is done on account of a claim it does not show.
+                if !decision.is_rest() {
+                    decision = decide::volume(&volume, &self.owner(&volume).await?);
+                }
                 self.settle_volume(&volume, decision).await?;
             }
         }

@@ -8,11 +8,11 @@ use cleat_api::key::{Key, Meta as _};
 use cleat_api::keys::annotation;
 use cleat_api::{migrate, pod};
 use cleat_runtime::write::{self, WriteError};
-use cleat_runtime::{Cache, Caches, Index, Queue};
+use cleat_runtime::{Cache, Caches, Change, Index, Queue};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
 
-use super::decide::{ClaimSeen, Owner};
+use super::decide::{self, ClaimDecision, ClaimSeen, Owner};
 use super::matching::{self, Choice};
 use super::shelf::{Shelf, Taken};
 use super::{Binder, Options, Subject};
@@ -105,8 +105,60 @@ impl Observed {
         claim::default_class(classes.iter().map(Arc::as_ref)).and_then(|c| c.metadata.name.clone())
     }
 
-    pub(super) fn claims_naming(&self, volume: &str) -> Vec<Arc<PersistentVolumeClaim>> {
-        self.naming.get(volume)
+    /// The claims that name the volume, and the one it is reserved for. One that is not here yet looks for itself when it
+    /// comes.
+    pub(super) fn claims_of(&self, volume: &PersistentVolume) -> impl Iterator<Item = Arc<PersistentVolumeClaim>> {
+        let reserved = claim_ref(volume).and_then(|reference| self.claims.get(&claim_ref_key(reference)));
+        let naming = self.naming.get(volume.metadata.name.as_deref().unwrap_or_default());
+        reserved.into_iter().chain(naming)
+    }
+
+    /// The volumes that a change of a claim may concern: the one it points at and, once it points anywhere or is gone,
+    /// those that were made for it meanwhile.
+    pub(super) fn volumes_of(
+        &self,
+        change: &Change<PersistentVolumeClaim>,
+        key: &Key,
+    ) -> impl Iterator<Item = Arc<PersistentVolume>> {
+        let name = volume_name(change.object());
+        let gone = matches!(change, Change::Deleted(_));
+        let reserved = if name.is_some() || gone { self.reserved_for(key) } else { Vec::new() };
+        let pointed_at = name.and_then(|name| self.volumes.named(name));
+        pointed_at.into_iter().chain(reserved)
+    }
+
+    /// A look at the claim after this change would come to nothing new.
+    pub(super) fn is_told(&self, change: &Change<PersistentVolumeClaim>) -> bool {
+        match change {
+            Change::Deleted(_) => true,
+            Change::Applied { old, new } => {
+                let class = || claim_class(new).and_then(|name| self.classes.named(name));
+                let asked = |old: &PersistentVolumeClaim, class: &StorageClass| {
+                    let provisioner = migrate::driver_of(&class.provisioner).unwrap_or(&class.provisioner);
+                    decide::was_just_asked(old, new, provisioner)
+                };
+                let old = old.as_ref().filter(|old| !decide::is_complete(old));
+                self.claim_rests(new) || old.is_some_and(|old| class().is_some_and(|class| asked(old, &class)))
+            }
+        }
+    }
+
+    /// The claim has what it asked for, and a look at it would come to nothing.
+    pub(super) fn claim_rests(&self, claim: &Arc<PersistentVolumeClaim>) -> bool {
+        let named = || volume_name(claim).and_then(|name| self.volumes.named(name));
+        decide::is_complete(claim)
+            && decide::claim(&ClaimSeen::complete(claim.clone(), named())) == ClaimDecision::Settled
+    }
+
+    /// A look at the volume would come to nothing, or leave everything to its claim.
+    pub(super) fn volume_rests(&self, volume: &PersistentVolume) -> bool {
+        decide::volume(volume, &self.owner(volume)).is_rest()
+    }
+
+    /// The claim a volume is reserved for, as far as the cache shows.
+    pub(super) fn owner(&self, volume: &PersistentVolume) -> Owner {
+        let Some((key, uid)) = owner_of(volume) else { return Owner::Nobody };
+        self.claims.get(&key).filter(|claim| claim.metadata.uid() == uid).map_or(Owner::Gone, Owner::Claim)
     }
 
     pub(super) fn reserved_for(&self, claim: &Key) -> Vec<Arc<PersistentVolume>> {
@@ -139,19 +191,19 @@ pub(super) fn waiting_for(pod: &Pod) -> impl Iterator<Item = Key> {
     naming(pod).filter(|_| pod::node_name(pod).is_none())
 }
 
+/// The claim that a volume is reserved for, and its uid; none where it is reserved by name only.
+fn owner_of(volume: &PersistentVolume) -> Option<(Key, &str)> {
+    let reference = claim_ref(volume)?;
+    let uid = reference.uid.as_deref().filter(|uid| !uid.is_empty())?;
+    Some((claim_ref_key(reference), uid))
+}
+
 impl Binder {
     /// The claim a volume is reserved for. What the cache does not show is asked of the server: a volume is released,
     /// and then deleted, on the strength of this answer.
     pub(super) async fn owner(&self, volume: &PersistentVolume) -> Result<Owner, WriteError> {
-        let Some(reference) = claim_ref(volume) else { return Ok(Owner::Nobody) };
-        let uid = reference.uid.as_deref().unwrap_or_default();
-        if uid.is_empty() {
-            return Ok(Owner::Nobody);
-        }
-        let key = claim_ref_key(reference);
-        if let Some(cached) = self.observed.claims.get(&key).filter(|c| c.metadata.uid() == uid) {
-            return Ok(Owner::Claim(cached));
-        }
+        let shown = self.observed.owner(volume);
+        let (Owner::Gone, Some((key, uid))) = (&shown, owner_of(volume)) else { return Ok(shown) };
         let live = write::live::<PersistentVolumeClaim>(&self.context.client, &key).await?;
         Ok(match live.filter(|c| c.metadata.uid() == uid) {
             Some(claim) => Owner::Claim(Arc::new(claim)),

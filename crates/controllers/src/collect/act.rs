@@ -12,6 +12,7 @@ use tracing::{debug, info};
 use super::Collector;
 use super::decide::{CONTENT, Condition, Content, ORPHAN, Owner, Propagation, SeenNamespace};
 use super::observe::Node;
+use super::uid::Uid;
 
 /// A step that failed, and on what.
 #[derive(Debug, thiserror::Error)]
@@ -58,7 +59,7 @@ impl Collector {
     pub(super) async fn owners(&self, node: &Node) -> Result<Vec<(String, Owner)>, CollectError> {
         let mut found = Vec::new();
         for reference in &node.owners {
-            let known = self.graph.get(&reference.uid).map(|owner| owner.as_owner(node));
+            let known = self.graph.get(&Uid::of(&reference.uid)).map(|owner| owner.as_owner(node));
             let owner = match known {
                 Some(owner) => owner,
                 None => self.live_owner(node, reference).await?,
@@ -80,7 +81,7 @@ impl Collector {
         if kind.namespaced && namespace.is_none() {
             return Ok(Owner::Absent);
         }
-        let owner = kind.api(&self.context.client, namespace).get_metadata_opt(&reference.name).await;
+        let owner = kind.api(self.context.client.kube(), namespace).get_metadata_opt(&reference.name).await;
         let owner = owner.map_err(failed("get owner", &reference.name))?;
         match owner.filter(|o| o.metadata.uid() == reference.uid) {
             Some(_) => Ok(Owner::Solid),
@@ -100,13 +101,13 @@ impl Collector {
             preconditions: Some(Preconditions { uid: Some(node.uid.clone()), resource_version: None }),
             ..DeleteParams::default()
         };
-        let api = node.kind.api(&self.context.client, node.key.namespace.as_deref());
+        let api = node.kind.api(self.context.client.kube(), node.key.namespace.as_deref());
         absent_is_fine(api.delete(&node.key.name, &params).await).map_err(failed("delete", &node.key))
     }
 
     /// Removes these owners from the object, as it is now.
     pub(super) async fn disown(&self, node: &Node, owners: &[String]) -> Result<(), CollectError> {
-        let api = node.kind.api(&self.context.client, node.key.namespace.as_deref());
+        let api = node.kind.api(self.context.client.kube(), node.key.namespace.as_deref());
         let current = api.get_metadata_opt(&node.key.name).await.map_err(failed("get", &node.key))?;
         let Some(current) = current.filter(|c| c.metadata.uid() == node.uid) else { return Ok(()) };
         let mut left = current.metadata.owner_references.clone().unwrap_or_default();
@@ -131,7 +132,7 @@ impl Collector {
     }
 
     pub(super) async fn release(&self, node: &Node, finalizer: &str) -> Result<(), CollectError> {
-        let api = node.kind.api(&self.context.client, node.key.namespace.as_deref());
+        let api = node.kind.api(self.context.client.kube(), node.key.namespace.as_deref());
         let current = api.get_metadata_opt(&node.key.name).await.map_err(failed("get", &node.key))?;
         let Some(current) = current.filter(|c| c.metadata.uid() == node.uid) else { return Ok(()) };
         if !current.metadata.has_finalizer(finalizer) {
@@ -145,7 +146,7 @@ impl Collector {
     }
 
     fn namespaces(&self) -> Api<NamespaceObject> {
-        Api::all(self.context.client.clone())
+        Api::all(self.context.client.kube().clone())
     }
 
     /// The namespace and, if it is being deleted, everything in it, live; nothing if it is gone.
@@ -161,7 +162,7 @@ impl Collector {
             return Ok(Some(seen));
         }
         for kind in self.graph.kinds().into_iter().filter(|k| k.namespaced) {
-            let api = kind.api(&self.context.client, Some(name));
+            let api = kind.api(self.context.client.kube(), Some(name));
             let listed = match api.list_metadata(&ListParams::default()).await {
                 Ok(listed) => listed,
                 // The kind went away since it was discovered, and its objects with it.
@@ -180,7 +181,7 @@ impl Collector {
     pub(super) async fn empty(&self, name: &str, kinds: &[String]) -> Result<(), CollectError> {
         let params = DeleteParams::background();
         for kind in self.graph.kinds().into_iter().filter(|k| kinds.contains(&k.name())) {
-            let api = kind.api(&self.context.client, Some(name));
+            let api = kind.api(self.context.client.kube(), Some(name));
             if kind.collections {
                 let deleted = api.delete_collection(&params, &ListParams::default()).await;
                 absent_is_fine(deleted).map_err(failed("delete all", kind.name()))?;

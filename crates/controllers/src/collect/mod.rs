@@ -13,6 +13,7 @@
 mod act;
 pub mod decide;
 mod observe;
+mod uid;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,14 +26,14 @@ use tracing::{debug, warn};
 use crate::Context;
 use act::CollectError;
 use observe::Graph;
+use uid::Uid;
 
 const AT_ONCE: usize = 16;
 const RETRY: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Subject {
-    /// By uid.
-    Object(String),
+    Object(Uid),
     Namespace(String),
 }
 
@@ -68,8 +69,8 @@ async fn follow_kinds(context: Context, graph: Arc<Graph>, stale: Arc<Notify>, s
             () = stop.cancelled() => return,
             () = stale.notified() => {}
         }
-        match observe::kinds(&context.client).await {
-            Ok(kinds) => graph.follow(&context.client, kinds, &stale, &stop),
+        match observe::kinds(context.client.kube()).await {
+            Ok(kinds) => graph.follow(context.client.kube(), kinds, &stale, &stop),
             Err(error) => {
                 warn!(%error, "discovery failed; it is tried again");
                 let stale = stale.clone();
@@ -91,7 +92,7 @@ impl Collector {
         Ok(Outcome::Done)
     }
 
-    async fn object(&self, uid: &str) -> Result<(), CollectError> {
+    async fn object(&self, uid: &Uid) -> Result<(), CollectError> {
         let Some(node) = self.graph.get(uid) else { return Ok(()) };
         let owners = self.owners(&node).await?;
         let dependents = self.graph.dependents(uid);

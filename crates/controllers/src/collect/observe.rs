@@ -4,23 +4,19 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use cleat_api::Key;
-use cleat_api::key::Meta as _;
 use cleat_runtime::Queue;
-use futures::StreamExt as _;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use cleat_runtime::follow::{self, Follower, Metadata};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{ApiResource, DynamicObject};
-use kube::core::PartialObjectMeta;
 use kube::discovery::{Discovery, Scope, verbs};
-use kube::runtime::watcher::{self, Event};
-use kube::runtime::{WatchStreamExt as _, watcher as watch_objects};
-use kube::{Api, Client};
+use kube::{Api, Client, Resource as _};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
-use tracing::debug;
 
 use super::Subject;
 use super::decide::{FOREGROUND, ORPHAN, Owner, Seen};
+use super::uid::Uid;
 
 /// A kind of objects that can be listed, watched and deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +39,7 @@ impl Kind {
     }
 }
 
-/// One object, as far as ownership goes.
+/// One object, as far as ownership goes, for whoever works on it.
 #[derive(Clone, Debug)]
 pub(super) struct Node {
     pub(super) kind: Arc<Kind>,
@@ -54,18 +50,71 @@ pub(super) struct Node {
     finalizers: Vec<String>,
 }
 
-impl Node {
-    fn new(kind: Arc<Kind>, meta: &ObjectMeta) -> Self {
-        Self {
-            kind,
-            key: Key::of(meta),
-            uid: meta.uid().to_owned(),
-            owners: meta.owner_references.clone().unwrap_or_default(),
-            deleting: meta.is_deleting(),
-            finalizers: meta.finalizers.clone().unwrap_or_default(),
-        }
+/// The same as it is kept: there is one for each object of the cluster, and most have no owners.
+#[derive(Clone, Debug)]
+struct Kept {
+    kind: Arc<Kind>,
+    namespace: Option<Arc<str>>,
+    name: Box<str>,
+    life: Life,
+    #[expect(clippy::box_collection, reason = "a third of the room where there are none")]
+    owners: Option<Box<Vec<OwnerReference>>>,
+}
+
+/// What a deletion of the object has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Life {
+    deleting: bool,
+    orphans: bool,
+    foreground: bool,
+}
+
+impl Kept {
+    fn owners(&self) -> &[OwnerReference] {
+        self.owners.as_deref().map(Vec::as_slice).unwrap_or_default()
     }
 
+    fn owner_uids(&self) -> impl Iterator<Item = Uid> {
+        self.owners().iter().map(|owner| Uid::of(&owner.uid))
+    }
+
+    fn is_namespace(&self) -> bool {
+        self.kind.resource.kind == "Namespace" && self.kind.resource.group.is_empty()
+    }
+
+    fn node(&self, uid: &Uid) -> Node {
+        let finalizers = [(self.life.orphans, ORPHAN), (self.life.foreground, FOREGROUND)];
+        Node {
+            kind: self.kind.clone(),
+            key: Key { namespace: self.namespace.as_deref().map(ToOwned::to_owned), name: self.name.to_string() },
+            uid: uid.to_string(),
+            owners: self.owners().to_vec(),
+            deleting: self.life.deleting,
+            finalizers: finalizers.iter().filter(|(has, _)| *has).map(|(_, name)| (*name).to_owned()).collect(),
+        }
+    }
+}
+
+fn same_owners(kept: &[OwnerReference], seen: &[follow::Owner<'_>]) -> bool {
+    let same = |(a, b): (&OwnerReference, &follow::Owner<'_>)| {
+        (&*a.uid, &*a.name, &*a.kind, &*a.api_version) == (&*b.uid, &*b.name, &*b.kind, &*b.api_version)
+            && a.block_owner_deletion == b.block_owner_deletion
+    };
+    kept.len() == seen.len() && kept.iter().zip(seen).all(same)
+}
+
+fn reference(owner: &follow::Owner<'_>) -> OwnerReference {
+    OwnerReference {
+        api_version: owner.api_version.to_string(),
+        kind: owner.kind.to_string(),
+        name: owner.name.to_string(),
+        uid: owner.uid.to_string(),
+        controller: owner.controller,
+        block_owner_deletion: owner.block_owner_deletion,
+    }
+}
+
+impl Node {
     pub(super) fn seen(&self, owners: Vec<(String, Owner)>, dependents: &[Node]) -> Seen {
         let blocks = |dependent: &&Node| {
             dependent.owners.iter().any(|o| o.uid == self.uid && o.block_owner_deletion == Some(true))
@@ -93,25 +142,36 @@ impl Node {
 
 #[derive(Default)]
 struct State {
-    nodes: HashMap<String, Node>,
+    nodes: HashMap<Uid, Kept>,
     /// Uids of dependents by the uid of their owner, which need not be there.
-    dependents: HashMap<String, HashSet<String>>,
+    dependents: HashMap<Uid, HashSet<Uid>>,
     followed: Vec<(Arc<Kind>, CancellationToken)>,
     /// Namespaces that are being deleted.
     ending: HashSet<String>,
+    /// The names of namespaces, each once.
+    namespaces: HashSet<Arc<str>>,
 }
 
 impl State {
     /// The dependent is none of these owners' any more.
-    fn part<'a>(&mut self, owners: impl IntoIterator<Item = &'a OwnerReference>, dependent: &str) {
+    fn part(&mut self, owners: impl IntoIterator<Item = Uid>, dependent: &Uid) {
         for owner in owners {
-            if let Some(dependents) = self.dependents.get_mut(&owner.uid) {
+            if let Some(dependents) = self.dependents.get_mut(&owner) {
                 dependents.remove(dependent);
                 if dependents.is_empty() {
-                    self.dependents.remove(&owner.uid);
+                    self.dependents.remove(&owner);
                 }
             }
         }
+    }
+
+    fn namespace(&mut self, name: &str) -> Arc<str> {
+        if let Some(known) = self.namespaces.get(name) {
+            return known.clone();
+        }
+        let name: Arc<str> = name.into();
+        self.namespaces.insert(name.clone());
+        name
     }
 }
 
@@ -154,14 +214,14 @@ impl Graph {
         let _ = unlisted.wait_for(|count| *count == Some(0)).await;
     }
 
-    pub(super) fn get(&self, uid: &str) -> Option<Node> {
-        self.state.lock().nodes.get(uid).cloned()
+    pub(super) fn get(&self, uid: &Uid) -> Option<Node> {
+        self.state.lock().nodes.get(uid).map(|kept| kept.node(uid))
     }
 
-    pub(super) fn dependents(&self, uid: &str) -> Vec<Node> {
+    pub(super) fn dependents(&self, uid: &Uid) -> Vec<Node> {
         let state = self.state.lock();
         let uids = state.dependents.get(uid).into_iter().flatten();
-        uids.filter_map(|dependent| state.nodes.get(dependent).cloned()).collect()
+        uids.filter_map(|dependent| Some(state.nodes.get(dependent)?.node(dependent))).collect()
     }
 
     pub(super) fn kinds(&self) -> Vec<Arc<Kind>> {
@@ -186,9 +246,9 @@ impl Graph {
                 }
                 stays
             });
-            let gone: Vec<String> = {
-                let known = |node: &Node| state.followed.iter().any(|(kind, _)| Arc::ptr_eq(kind, &node.kind));
-                state.nodes.values().filter(|node| !known(node)).map(|node| node.uid.clone()).collect()
+            let gone: Vec<Uid> = {
+                let known = |node: &Kept| state.followed.iter().any(|(kind, _)| Arc::ptr_eq(kind, &node.kind));
+                state.nodes.iter().filter(|(_, node)| !known(node)).map(|(uid, _)| uid.clone()).collect()
             };
             for uid in gone {
                 self.forget(&mut state, &uid);
@@ -205,108 +265,139 @@ impl Graph {
         self.unlisted.send_modify(|count| *count = Some(count.unwrap_or(0) + fresh.len()));
         for (kind, stop) in fresh {
             let (graph, client, stale) = (self.clone(), client.clone(), stale.clone());
+            let path = DynamicObject::url_path(&kind.resource, None);
+            let mut watch = Watch { graph, kind, stale, listed: HashSet::new(), first: true };
             tokio::spawn(async move {
-                stop.run_until_cancelled(graph.watch(&client, kind, &stale)).await;
+                stop.run_until_cancelled(follow::follow(&client, &path, &mut watch)).await;
             });
         }
     }
 
-    async fn watch(&self, client: &Client, kind: Arc<Kind>, stale: &Notify) {
-        let defines = kind.resource.kind == "CustomResourceDefinition";
-        let api: Api<PartialObjectMeta<DynamicObject>> = Api::all_with(client.clone(), &kind.resource);
-        let mut events = std::pin::pin!(watch_objects(api, watcher::Config::default()).default_backoff());
-        let mut listed: HashSet<String> = HashSet::new();
-        let mut first = true;
-        while let Some(event) = events.next().await {
-            match event {
-                Ok(Event::Init) => listed.clear(),
-                Ok(Event::InitApply(object)) => {
-                    listed.insert(object.metadata.uid().to_owned());
-                    self.learn(&kind, &object.metadata);
-                }
-                Ok(Event::InitDone) => {
-                    self.keep_only(&kind, &listed);
-                    if std::mem::take(&mut first) {
-                        self.unlisted.send_modify(|count| *count = count.map(|n| n.saturating_sub(1)));
-                    }
-                }
-                Ok(Event::Apply(object)) => {
-                    self.learn(&kind, &object.metadata);
-                    if defines {
-                        stale.notify_one();
-                    }
-                }
-                Ok(Event::Delete(object)) => {
-                    self.forget(&mut self.state.lock(), object.metadata.uid());
-                    if defines {
-                        stale.notify_one();
-                    }
-                }
-                Err(error) => debug!(%error, kind = kind.resource.kind, "watch starts over"),
-            }
-        }
-    }
-
-    fn learn(&self, kind: &Arc<Kind>, meta: &ObjectMeta) {
-        let node = Node::new(kind.clone(), meta);
+    fn learn(&self, kind: &Arc<Kind>, meta: &Metadata<'_>) -> Uid {
+        let uid = Uid::of(meta.uid.as_deref().unwrap_or_default());
+        let life = Life {
+            deleting: meta.is_deleting(),
+            orphans: meta.has_finalizer(ORPHAN),
+            foreground: meta.has_finalizer(FOREGROUND),
+        };
         let mut state = self.state.lock();
-        let is_namespace = kind.resource.kind == "Namespace" && kind.resource.group.is_empty();
-        if is_namespace && node.deleting {
-            state.ending.insert(node.key.name.clone());
-            self.queue.add(Subject::Namespace(node.key.name.clone()));
+        // Of most changes nothing is about ownership. What a namespace waits for may be elsewhere in it.
+        let known = state.nodes.get(&uid).filter(|known| Arc::ptr_eq(&known.kind, kind));
+        if known.is_some_and(|k| !k.is_namespace() && k.life == life && same_owners(k.owners(), meta.owners())) {
+            return uid;
         }
-        let before = state.nodes.insert(node.uid.clone(), node.clone());
-        state.part(before.iter().flat_map(|b| &b.owners), &node.uid);
-        for owner in &node.owners {
-            state.dependents.entry(owner.uid.clone()).or_default().insert(node.uid.clone());
+        let owners: Vec<OwnerReference> = meta.owners().iter().map(reference).collect();
+        let node = Kept {
+            kind: kind.clone(),
+            namespace: meta.namespace.as_deref().map(|name| state.namespace(name)),
+            name: meta.name.as_deref().unwrap_or_default().into(),
+            life,
+            owners: Some(owners).filter(|owners| !owners.is_empty()).map(Box::new),
+        };
+        if node.is_namespace() && life.deleting {
+            state.ending.insert(node.name.to_string());
+            self.queue.add(Subject::Namespace(node.name.to_string()));
         }
-        let waits = node.deleting && node.finalizers.iter().any(|f| f == FOREGROUND || f == ORPHAN);
-        if !node.owners.is_empty() || waits {
-            self.queue.add(Subject::Object(node.uid.clone()));
+        let owners: Vec<Uid> = node.owner_uids().collect();
+        let before: Vec<Uid> = state.nodes.insert(uid.clone(), node).iter().flat_map(Kept::owner_uids).collect();
+        state.part(before.iter().cloned(), &uid);
+        for owner in &owners {
+            state.dependents.entry(owner.clone()).or_default().insert(uid.clone());
+        }
+        let waits = life.deleting && (life.foreground || life.orphans);
+        if !owners.is_empty() || waits {
+            self.queue.add(Subject::Object(uid.clone()));
         }
         // Owners wait for their dependents to go or to let go.
-        for owner in before.iter().flat_map(|b| &b.owners).chain(&node.owners) {
-            if state.nodes.get(&owner.uid).is_some_and(|o| o.deleting) {
-                self.queue.add(Subject::Object(owner.uid.clone()));
+        for owner in before.into_iter().chain(owners) {
+            if state.nodes.get(&owner).is_some_and(|o| o.life.deleting) {
+                self.queue.add(Subject::Object(owner));
             }
         }
-        if node.deleting {
-            self.wake_dependents(&state, &node.uid);
+        if life.deleting {
+            self.wake_dependents(&state, &uid);
         }
+        uid
     }
 
-    fn forget(&self, state: &mut State, uid: &str) {
+    fn forget(&self, state: &mut State, uid: &Uid) {
         let Some(node) = state.nodes.remove(uid) else { return };
-        state.part(&node.owners, uid);
-        for owner in &node.owners {
-            self.queue.add(Subject::Object(owner.uid.clone()));
-        }
+        let owners: Vec<Uid> = node.owner_uids().collect();
+        state.part(owners.iter().cloned(), uid);
+        owners.into_iter().for_each(|owner| self.queue.add(Subject::Object(owner)));
         self.wake_dependents(state, uid);
-        if let Some(namespace) = node.key.namespace.as_ref().filter(|n| state.ending.contains(*n)) {
-            self.queue.add(Subject::Namespace(namespace.clone()));
+        if let Some(namespace) = node.namespace.as_deref().filter(|name| state.ending.contains(*name)) {
+            self.queue.add(Subject::Namespace(namespace.to_owned()));
         }
-        if node.kind.resource.kind == "Namespace" {
-            state.ending.remove(&node.key.name);
+        if node.is_namespace() {
+            state.ending.remove(&*node.name);
+            state.namespaces.remove(&*node.name);
         }
     }
 
-    fn wake_dependents(&self, state: &State, uid: &str) {
+    fn wake_dependents(&self, state: &State, uid: &Uid) {
         for dependent in state.dependents.get(uid).into_iter().flatten() {
             self.queue.add(Subject::Object(dependent.clone()));
         }
     }
 
     /// What a complete list does not show is gone.
-    fn keep_only(&self, kind: &Arc<Kind>, listed: &HashSet<String>) {
+    fn keep_only(&self, kind: &Arc<Kind>, listed: &HashSet<Uid>) {
         let mut state = self.state.lock();
-        let gone: Vec<String> = state
-            .nodes
-            .values()
-            .filter(|node| Arc::ptr_eq(&node.kind, kind) && !listed.contains(&node.uid))
-            .map(|node| node.uid.clone())
-            .collect();
+        let gone = |(uid, node): &(&Uid, &Kept)| Arc::ptr_eq(&node.kind, kind) && !listed.contains(uid);
+        let gone: Vec<Uid> = state.nodes.iter().filter(gone).map(|(uid, _)| uid.clone()).collect();
         for uid in gone {
             self.forget(&mut state, &uid);
         }
+    }
+}
+
+/// Tells the graph of one kind.
+struct Watch {
+    graph: Arc<Graph>,
+    kind: Arc<Kind>,
+    stale: Arc<Notify>,
+    listed: HashSet<Uid>,
+    first: bool,
+}
+
+impl Watch {
+    fn notice_definition(&self) {
+        if self.kind.resource.kind == "CustomResourceDefinition" {
+            self.stale.notify_one();
+        }
+    }
+}
+
+impl Follower for Watch {
+    fn begun(&mut self) {
+        self.listed.clear();
+    }
+
+    fn listed(&mut self, object: Metadata<'_>) {
+        let uid = self.graph.learn(&self.kind, &object);
+        // What became of its owners and dependents may have been missed.
+        if !object.owners().is_empty() || object.is_deleting() {
+            self.graph.queue.add(Subject::Object(uid.clone()));
+        }
+        self.listed.insert(uid);
+    }
+
+    fn complete(&mut self) {
+        self.graph.keep_only(&self.kind, &std::mem::take(&mut self.listed));
+        if std::mem::take(&mut self.first) {
+            self.graph.unlisted.send_modify(|count| *count = count.map(|n| n.saturating_sub(1)));
+        }
+    }
+
+    fn applied(&mut self, object: Metadata<'_>) {
+        self.graph.learn(&self.kind, &object);
+        self.notice_definition();
+    }
+
+    fn deleted(&mut self, object: Metadata<'_>) {
+        let uid = Uid::of(object.uid.as_deref().unwrap_or_default());
+        self.graph.forget(&mut self.graph.state.lock(), &uid);
+        self.notice_definition();
     }
 }

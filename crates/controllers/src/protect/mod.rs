@@ -14,7 +14,7 @@ mod observe;
 use cleat_api::key::Key;
 use cleat_api::pod;
 use cleat_runtime::write::WriteError;
-use cleat_runtime::{Backoff, Outcome, Queue, work};
+use cleat_runtime::{Backoff, Change, Outcome, Queue, work};
 use tokio_util::sync::CancellationToken;
 
 use crate::Context;
@@ -48,10 +48,11 @@ pub async fn run(context: Context, stop: CancellationToken) {
 }
 
 fn wake(observed: &observe::Observed, queue: &Queue<Subject>) {
-    // Most changes of claims and volumes are nothing to protection, and whether they are is soon told.
+    // Most changes of claims and volumes are nothing to protection, and whether they are is soon told. What is gone needs none.
     let (q, seen) = (queue.clone(), observed.clone());
     observed.claims.subscribe(move |change| {
-        let (claim, key) = (change.object(), Key::of(&change.object().metadata));
+        let Change::Applied { new: claim, .. } = change else { return };
+        let key = Key::of(&claim.metadata);
         let users = seen.users(&key);
         if decide::claim(claim, &users).is_work() || decide::usage(claim, &users).is_some() {
             q.add(Subject::Claim(key));
@@ -59,8 +60,9 @@ fn wake(observed: &observe::Observed, queue: &Queue<Subject>) {
     });
     let q = queue.clone();
     observed.volumes.subscribe(move |change| {
-        if decide::volume(change.object()).is_work() {
-            q.add(Subject::Volume(change.object().metadata.name.clone().unwrap_or_default()));
+        let Change::Applied { new: volume, .. } = change else { return };
+        if decide::volume(volume).is_work() {
+            q.add(Subject::Volume(volume.metadata.name.clone().unwrap_or_default()));
         }
     });
     let q = queue.clone();

@@ -66,7 +66,7 @@ impl Rig {
         let client = self.faults.acting(self._server.component("system:cleat:attach-detach"));
         let watching = self.faults.watching(self._server.component("system:cleat:caches"));
         let caches = Caches::new(watching, self.stop.clone());
-        let context = Context { client, caches, clock: self.clock.clone() };
+        let context = Context { client: client.into(), caches, clock: self.clock.clone() };
         tokio::spawn(attach::run(context, policy, self.flex.clone(), self.stop.clone()));
         tokio::spawn(self.flex.clone().run(self.stop.clone()));
     }

@@ -55,7 +55,7 @@ impl Rig {
         let stop = CancellationToken::new();
         let caches = Caches::new(server.component("system:cleat:caches"), stop.clone());
         let context = |user: &str| Context {
-            client: server.component(user),
+            client: cleat_runtime::Client::direct(server.component(user), server.direct(user)),
             caches: caches.clone(),
             clock: Arc::new(SystemClock),
         };
@@ -86,7 +86,7 @@ impl Rig {
     /// With the rights of its role, and caches of its own.
     pub(crate) fn sidecar(&self, stop: &CancellationToken) -> cleat_sidecars::Context {
         cleat_sidecars::Context {
-            client: self.server.component("system:cleat:provisioner"),
+            client: self.server.component("system:cleat:provisioner").into(),
             caches: Caches::new(self.server.component("system:cleat:caches"), stop.clone()),
             clock: Arc::new(SystemClock),
         }

@@ -13,14 +13,14 @@ use std::sync::Arc;
 
 use cleat_api::Key;
 use cleat_api::key::Meta as _;
-use cleat_pack::Sort;
+use cleat_pack::{Parcel, Sort};
 use kube::Resource;
 use parking_lot::{Mutex, RwLock};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
-use held::{Held, Recent, pack};
+use held::{Held, Recent};
 pub use index::Index;
 use index::Terms;
 
@@ -104,7 +104,7 @@ impl<K: Cached> Cache<K> {
         let (key, held) = {
             let state = self.0.state.read();
             let (key, held) = state.objects.get_key_value(key)?;
-            if let Some(object) = held.warm() {
+            if let Parcel::Open(object) = &held.parcel {
                 return Some(object.clone());
             }
             (key.clone(), held.clone())
@@ -114,10 +114,10 @@ impl<K: Cached> Cache<K> {
 
     /// The object, which is not packed for the time being.
     fn worked_with(&self, key: Arc<Key>, held: &Held<K>) -> Arc<K> {
-        if let Some(object) = held.warm() {
-            return object.clone();
+        let object = held.parcel.object();
+        if held.parcel.is_open() {
+            return object;
         }
-        let object = held.object();
         let due = {
             let mut state = self.0.state.write();
             state.warm(key, held.revision, &object);
@@ -139,7 +139,7 @@ impl<K: Cached> Cache<K> {
     /// Every object that is here now, each unpacked when it is asked for.
     pub fn each(&self) -> impl Iterator<Item = Arc<K>> + use<K> {
         let here: Vec<Held<K>> = self.0.state.read().objects.values().cloned().collect();
-        here.into_iter().map(|held| held.object())
+        here.into_iter().map(|held| held.parcel.object())
     }
 
     pub fn len(&self) -> usize {
@@ -172,7 +172,7 @@ impl<K: Cached> Cache<K> {
             state.objects.values().cloned().collect()
         };
         for held in present {
-            subscriber(&Change::Applied { old: None, new: held.object() });
+            subscriber(&Change::Applied { old: None, new: held.parcel.object() });
         }
     }
 
@@ -181,7 +181,7 @@ impl<K: Cached> Cache<K> {
         let mut state = self.0.state.write();
         let mut terms = Terms::new(extract);
         for (key, held) in &state.objects {
-            terms.insert(key, &held.object());
+            terms.insert(key, &held.parcel.object());
         }
         state.indexes.push(terms);
         Index { cache: self.clone(), position: state.indexes.len() - 1 }
@@ -271,10 +271,10 @@ impl<K: Cached> Cache<K> {
     /// Packs what has not been worked with for long enough. The lock is not held meanwhile.
     fn settle(&self, mut due: Option<Due<K>>) {
         while let Some(Due { key, revision, object }) = due {
-            let packed = pack(&mut self.0.sort.lock(), &*object);
+            let packed = Parcel::Open(object).packed(&mut self.0.sort.lock());
             let mut state = self.0.state.write();
-            if let (Some(held), Some(packed)) = (state.at(&key, revision), packed) {
-                held.packed(packed);
+            if let Some(held) = state.at(&key, revision) {
+                held.parcel = packed;
             }
             due = state.due();
         }
@@ -292,7 +292,7 @@ impl<K: Cached> State<K> {
             return Vec::new();
         }
         let (key, mut old) = match found {
-            Some((key, held)) => (key.clone(), Some(held.object())),
+            Some((key, held)) => (key.clone(), Some(held.parcel.object())),
             None => (Arc::new(key), None),
         };
         let mut changes = Vec::new();
@@ -301,7 +301,7 @@ impl<K: Cached> State<K> {
             old = None;
         }
         let new = Arc::new(object);
-        self.objects.insert(key.clone(), Held::new(revision, new.clone()));
+        self.objects.insert(key.clone(), Held { revision, parcel: Parcel::Open(new.clone()) });
         for terms in &mut self.indexes {
             match &old {
                 Some(old) => terms.replace(&key, old, &new),
@@ -315,8 +315,8 @@ impl<K: Cached> State<K> {
 
     /// The object at this revision is worked with.
     fn warm(&mut self, key: Arc<Key>, revision: u64, object: &Arc<K>) {
-        if let Some(held) = self.at(&key, revision).filter(|held| held.warm().is_none()) {
-            held.warmed(object);
+        if let Some(held) = self.at(&key, revision).filter(|held| !held.parcel.is_open()) {
+            held.parcel = Parcel::Open(object.clone());
             self.recent.push(key, revision);
         }
     }
@@ -328,7 +328,8 @@ impl<K: Cached> State<K> {
     /// An object that is at rest and not packed yet.
     fn due(&mut self) -> Option<Due<K>> {
         while let Some((key, revision)) = self.recent.due(WARM) {
-            if let Some(object) = self.at(&key, revision).and_then(|held| held.warm().cloned()) {
+            if let Some(Parcel::Open(object)) = self.at(&key, revision).map(|held| &held.parcel) {
+                let object = object.clone();
                 return Some(Due { key, revision, object });
             }
         }
@@ -343,7 +344,7 @@ impl<K: Cached> State<K> {
     }
 
     fn remove(&mut self, key: &Key) -> Option<Change<K>> {
-        let old = self.objects.remove(key)?.object();
+        let old = self.objects.remove(key)?.parcel.object();
         for terms in &mut self.indexes {
             terms.remove(key, &old);
         }
@@ -476,7 +477,7 @@ mod tests {
     }
 
     fn warm(cache: &Cache<Pod>) -> usize {
-        cache.0.state.read().objects.values().filter(|held| held.warm().is_some()).count()
+        cache.0.state.read().objects.values().filter(|held| held.parcel.is_open()).count()
     }
 
     #[test]
@@ -492,7 +493,7 @@ mod tests {
         assert_eq!(*by_node.get("node-0")[0], first);
         assert_eq!(*cache.get(&key("pod-0")).unwrap(), first);
         assert_eq!(warm(&cache), WARM, "what is read again is warm again, and something else is not");
-        assert!(cache.0.state.read().objects[&key("pod-0")].warm().is_some());
+        assert!(cache.0.state.read().objects[&key("pod-0")].parcel.is_open());
         assert_eq!(cache.all().len(), all);
         let heard = notices(&cache);
         assert_eq!(heard.lock().len(), all);

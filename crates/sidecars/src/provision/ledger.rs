@@ -45,6 +45,15 @@ impl Ledger {
         Self(Arc::new(Mutex::new(Entries { inherited, ..Entries::default() })))
     }
 
+    /// Is anything known about this claim that is not on it?
+    pub(super) fn has(&self, uid: &str) -> bool {
+        let entries = self.0.lock();
+        entries.pending.contains_key(uid)
+            || entries.inherited.contains(uid)
+            || entries.infeasible.contains_key(uid)
+            || entries.turns.contains_key(uid)
+    }
+
     pub(super) fn pending(&self, uid: &str) -> Option<Pending> {
         self.0.lock().pending.get(uid).cloned()
     }
@@ -109,8 +118,9 @@ mod tests {
         let ledger = Ledger::inheriting([held, build::claim("ns", "free", None, "1Gi")].into_iter().map(Arc::new));
         assert!(ledger.is_inherited("uid-held"));
         assert!(!ledger.is_inherited("uid-free"));
+        assert!(ledger.has("uid-held") && !ledger.has("uid-free"));
         ledger.settled("uid-held");
-        assert!(!ledger.is_inherited("uid-held"));
+        assert!(!ledger.is_inherited("uid-held") && !ledger.has("uid-held"));
     }
 
     #[tokio::test(start_paused = true)]
@@ -121,6 +131,7 @@ mod tests {
         let ledger = Ledger::inheriting(std::iter::empty());
         let first = ledger.until_turn("c", &pace).unwrap();
         assert!(first <= seconds(20), "{first:?}");
+        assert!(ledger.has("c"));
         assert_eq!(ledger.until_turn("c", &pace), Some(first), "asked again, it is no longer");
         tokio::time::advance(first).await;
         assert_eq!(ledger.until_turn("c", &pace), None);
@@ -136,6 +147,7 @@ mod tests {
     async fn an_impossible_request_waits_unless_its_class_is_another() {
         let ledger = Ledger::inheriting(std::iter::empty());
         ledger.hold_off("c", "class-1");
+        assert!(ledger.has("c"));
         assert!(ledger.held_off("c", "class-1").is_some());
         assert!(ledger.held_off("c", "class-2").is_none());
         tokio::time::advance(HOLD_OFF).await;

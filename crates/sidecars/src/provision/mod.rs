@@ -129,7 +129,7 @@ pub async fn run(context: Context, mut driver: Driver, mut options: Options, sto
     let queue = options.retry;
     let queues = Queues { claims: Queue::new(queue), volumes: Queue::new(queue), snapshots: Queue::new(queue) };
     let ledger = Ledger::inheriting(observed.claims.each());
-    wake(&observed, &queues);
+    wake(&observed, &queues, &ledger, &can);
     let recorder = Recorder::new(context.client.clone(), &driver.name, context.clock.clone());
     let mut identity =
         format!("{}-{}-{}", context.clock.now().as_millisecond(), std::process::id() % 10_000, driver.name);
@@ -159,14 +159,18 @@ fn abilities(driver: &Driver) -> Abilities {
     }
 }
 
-fn wake(observed: &observe::Observed, queues: &Queues) {
-    let (q, seen) = (queues.clone(), observed.clone());
+/// Who must look again when something changes. What is certain to come to nothing is left out; whatever changes that is a
+/// change of its own.
+fn wake(observed: &observe::Observed, queues: &Queues, ledger: &Ledger, can: &Abilities) {
+    let (q, seen, known, abilities) = (queues.clone(), observed.clone(), ledger.clone(), can.clone());
     observed.claims.subscribe(move |change| {
         if !matters(change) {
             return;
         }
         let claim = change.object();
-        q.claims.add(ClaimId::of(claim));
+        if known.has(claim.metadata.uid()) || !(is_gone(change) || decide::claim_rests(claim, &abilities)) {
+            q.claims.add(ClaimId::of(claim));
+        }
         // The claim it is cloned from may be waiting for it, and its clones for it.
         seen.clones_of(&Key::of(&claim.metadata)).iter().for_each(|clone| q.claims.add(ClaimId::of(clone)));
         seen.source_of(claim).iter().for_each(|source| q.claims.add(ClaimId::of(source)));
@@ -179,13 +183,22 @@ fn wake(observed: &observe::Observed, queues: &Queues) {
         let unserved = seen.claims.each().filter(|c| volume_name(c).is_none());
         unserved.for_each(|claim| q.add_later(ClaimId::of(&claim)));
     });
-    let q = queues.clone();
+    let (q, seen, known) = (queues.clone(), observed.clone(), ledger.clone());
     observed.volumes.subscribe(move |change| {
         let volume = change.object();
-        q.volumes.add(volume.metadata.name.clone().unwrap_or_default());
+        if !is_gone(change) {
+            if !decide::volume::rests(volume) {
+                q.volumes.add(volume.metadata.name.clone().unwrap_or_default());
+            }
+            return;
+        }
         // A volume that vanished before it was bound leaves its claim unserved.
-        if let (Change::Deleted(_), Some(claim)) = (change, claim_ref(volume)) {
-            q.claims.add(ClaimId { key: claim_ref_key(claim), uid: claim.uid.clone().unwrap_or_default() });
+        if let Some(claim) = claim_ref(volume) {
+            let id = ClaimId { key: claim_ref_key(claim), uid: claim.uid.clone().unwrap_or_default() };
+            let is_there = seen.claims.get(&id.key).is_some_and(|claim| claim.metadata.uid() == id.uid);
+            if is_there || known.has(&id.uid) {
+                q.claims.add(id);
+            }
         }
     });
     let q = queues.volumes.clone();
@@ -194,6 +207,10 @@ fn wake(observed: &observe::Observed, queues: &Queues) {
             q.add(name.clone());
         }
     });
+}
+
+fn is_gone<K>(change: &Change<K>) -> bool {
+    matches!(change, Change::Deleted(_))
 }
 
 /// Our own holds, put on and taken off with every failed try, are no reason to try again.

@@ -45,8 +45,11 @@ impl Provisioner {
                     return Err(error.into());
                 }
                 cleat_crash::point("provision:volume-deleted");
+                // Before the record is deleted: from then on others take their finalizers off, and would be in the way.
+                self.release(volume.clone()).await?;
                 if let Some(going) = write::delete(&self.context.client, volume).await? {
-                    self.release(going).await?;
+                    // Seen at once: what is deleted is not deleted again because the watch is behind.
+                    self.observed.volumes.observe_write(going);
                 }
                 info!(volume = volume.metadata.name, "volume deleted");
             }
@@ -95,8 +98,8 @@ impl Provisioner {
         self.driver.client.delete_volume(request).await.map(drop)
     }
 
-    /// Takes the provisioner's finalizer off the record. Others take theirs off at the same time, so it is read again
-    /// after a conflict.
+    /// Takes the provisioner's finalizer off the record. Where somebody has asked to delete it, others take theirs off at
+    /// the same time: it is read again after a conflict.
     async fn release(&self, volume: PersistentVolume) -> Result<(), WriteError> {
         let (key, uid) = (Key::of(&volume.metadata), volume.metadata.uid().to_owned());
         let mut now = Some(volume);
@@ -105,13 +108,9 @@ impl Provisioner {
                 |v: &PersistentVolume| v.metadata.uid() == uid && v.metadata.has_finalizer(finalizer::PROVISIONER);
             let Some(held) = now.filter(ours) else { return Ok(()) };
             let finalizers = held.metadata.finalizers_without(finalizer::PROVISIONER);
-            match write::set_finalizers(&self.context.client, &held, &finalizers).await {
+            match write::set_finalizers_unseen(&self.context.client, &held, &finalizers).await {
                 Err(error) if error.is_conflict() => now = write::live(&self.context.client, &key).await?,
-                // Seen at once: what is deleted is not deleted again because the watch is behind.
-                Ok(freed) => {
-                    self.observed.volumes.observe_write(freed);
-                    return Ok(());
-                }
+                Ok(()) => return Ok(()),
                 Err(error) => return error.absent_is_fine(),
             }
         }

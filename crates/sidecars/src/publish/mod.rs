@@ -82,7 +82,7 @@ pub async fn run(context: Context, driver: Driver, options: Options, stop: Cance
         () = stop.cancelled() => return,
         () = observed.synced() => {}
     }
-    wake(&observed, &attachments, &volumes);
+    wake(&observed, &attachments, &volumes, &driver.name);
     let driver = Driver { client: driver.client.with_deadline(options.deadline), ..driver };
     let places = || Arc::new(Semaphore::new(options.calls.max(1)));
     let (publishing, unpublishing) = (places(), places());
@@ -96,7 +96,7 @@ pub async fn run(context: Context, driver: Driver, options: Options, stop: Cance
     );
 }
 
-fn wake(observed: &observe::Observed, attachments: &Queue<String>, volumes: &Queue<String>) {
+fn wake(observed: &observe::Observed, attachments: &Queue<String>, volumes: &Queue<String>, driver: &str) {
     let q = attachments.clone();
     let add = move |attachment: &VolumeAttachment| q.add(attachment.metadata.name.clone().unwrap_or_default());
     let (add_one, q) = (add.clone(), volumes.clone());
@@ -109,14 +109,17 @@ fn wake(observed: &observe::Observed, attachments: &Queue<String>, volumes: &Que
             }
         }
     });
-    let (add_all, q, seen) = (add.clone(), volumes.clone(), observed.clone());
+    let (add_all, q, seen, driver) = (add.clone(), volumes.clone(), observed.clone(), driver.to_owned());
     observed.volumes.subscribe(move |change| {
-        let name = change.object().metadata.name.clone().unwrap_or_default();
-        let is_news = matches!(change, Change::Applied { old: None, .. });
-        if is_news {
-            seen.attachments_of_volume(&name).iter().for_each(|a| add_all(a));
+        let Change::Applied { old, new } = change else { return };
+        let name = new.metadata.name.as_deref().unwrap_or_default();
+        if old.is_none() {
+            seen.attachments_of_volume(name).iter().for_each(|a| add_all(a));
         }
-        q.add(name);
+        // Its attachments wake it when they go.
+        if decide::volume(new, &driver, 0) == decide::VolumeDecision::LetGo {
+            q.add(name.to_owned());
+        }
     });
     let seen = observed.clone();
     observed.csi_nodes.subscribe(move |change| {

@@ -79,7 +79,7 @@ impl World {
     }
 
     fn handle_of(&self, volume: &str) -> Option<&str> {
-        Some(self.volume(volume)?.spec.as_ref()?.csi.as_ref()?.volume_handle.as_str())
+        self.volumes.get(volume)?.handle.as_deref()
     }
 
     fn choose(&self, host: &Host, facts: &Facts, needs: &Needs) -> Result<Choice, Reason> {
@@ -92,7 +92,7 @@ impl World {
                 Some(_) => self.can_be_made(host, facts, delayed)?,
                 None => {
                     if let Some(volume) = self.existing(host, facts, delayed, &choice)? {
-                        choice.taken.push((volume.clone(), delayed.claim.clone()));
+                        choice.taken.push((volume, delayed.claim.clone()));
                         continue;
                     }
                     self.can_be_made(host, facts, delayed)?;
@@ -111,7 +111,7 @@ impl World {
         facts: &Facts,
         delayed: &Delayed,
         chosen: &Choice,
-    ) -> Result<Option<&Arc<PersistentVolume>>, Reason> {
+    ) -> Result<Option<Arc<PersistentVolume>>, Reason> {
         let claim = &delayed.claim;
         if let Some(reserved) = delayed.reserved.iter().find(|v| is_usable(v, claim)) {
             if !host.reaches(&facts.node, reserved) {

@@ -87,7 +87,8 @@ impl World {
         let Some(acting) = self.acting.remove(key) else { return };
         match (decision, outcome) {
             (Decision::Reserve { .. } | Decision::Bind { .. }, Outcome::Failed) => {
-                let set_aside = acting.volumes.iter().filter_map(|v| Some(claim_ref_key(claim_ref(self.volume(v)?)?)));
+                let set_aside =
+                    acting.volumes.iter().filter_map(|v| Some(claim_ref_key(claim_ref(&*self.volume(v)?)?)));
                 let claims: BTreeSet<Key> = set_aside.chain(acting.claims.iter().cloned()).collect();
                 acting.claims.iter().for_each(|claim| self.revert_claim(claim));
                 acting.volumes.iter().for_each(|volume| self.assume_volume(volume, None));
@@ -248,16 +249,16 @@ impl World {
             let Some(claim) = self.claim(&used.claim) else {
                 return Err(Lost::Place(Unready::Missing(name.clone()).to_string()));
             };
-            let volume = volume_name(claim).and_then(|name| self.volume(name));
-            let set_aside = || self.reserved_for(&used.claim).find(|v| is_reserved_for(v, claim));
-            let known = volume.or_else(set_aside);
-            if known.is_some_and(|volume| !host.reaches(node, volume)) {
+            let volume = volume_name(&claim).and_then(|name| self.volume(name));
+            let set_aside = || self.reserved_for(&used.claim).find(|v| is_reserved_for(v, &claim));
+            let known = volume.clone().or_else(set_aside);
+            if known.as_ref().is_some_and(|volume| !host.reaches(node, volume)) {
                 return Err(Lost::Place(format!("volume of PVC {name:?} does not reach the node")));
             }
             match (claim.metadata.annotation(annotation::SELECTED_NODE), taken.get(&used.claim)) {
-                _ if is_bound(claim) && volume.is_some() => continue,
+                _ if is_bound(&claim) && volume.is_some() => continue,
                 // The binder is at it.
-                _ if volume_name(claim).is_some() || known.is_some() => {}
+                _ if volume_name(&claim).is_some() || known.is_some() => {}
                 (_, Some(volume)) => return Err(Lost::Place(format!("ClaimRef got reset for pv {volume:?}"))),
                 (selected, None) if selected == node.metadata.name.as_deref() => {}
                 (_, None) => return Err(Lost::Returned(format!("provisioning failed for PVC {name:?}"))),

@@ -65,7 +65,7 @@ impl World {
             needs.is_exclusive_taken |= is_exclusive(&claim) && self.is_placed_elsewhere(&used.claim, key);
             if is_bound(&claim) {
                 match volume_name(&claim).and_then(|name| self.volume(name)) {
-                    Some(volume) => needs.bound.push(volume.clone()),
+                    Some(volume) => needs.bound.push(volume),
                     None => needs.is_volume_gone = true,
                 }
                 continue;
@@ -74,7 +74,7 @@ impl World {
                 Some(class) if volume_name(&claim).is_none() => needs.delayed.push(Delayed {
                     selected: claim.metadata.annotation(annotation::SELECTED_NODE).map(ToOwned::to_owned),
                     bytes: requested(&claim).map_or(0, |q| q.to_bytes()),
-                    reserved: self.reserved_for(&used.claim).filter(|v| is_reserved_for(v, &claim)).cloned().collect(),
+                    reserved: self.reserved_for(&used.claim).filter(|v| is_reserved_for(v, &claim)).collect(),
                     class: class.clone(),
                     claim,
                 }),
@@ -95,17 +95,17 @@ impl World {
         let Some(claim) = self.claim(&used.claim) else {
             return Err(if used.ephemeral { Unready::Ephemeral(name) } else { Unready::Missing(name) });
         };
-        if claim_phase(claim) == "Lost" {
-            let volume = volume_name(claim).unwrap_or_default().to_owned();
+        if claim_phase(&claim) == "Lost" {
+            let volume = volume_name(&claim).unwrap_or_default().to_owned();
             return Err(Unready::Lost { claim: name, volume });
         }
         if claim.metadata.is_deleting() {
             return Err(Unready::Deleting(name));
         }
-        if used.ephemeral && !is_owned(claim, pod) {
+        if used.ephemeral && !is_owned(&claim, pod) {
             return Err(Unready::Foreign { claim: used.claim.to_string(), pod: Key::of(&pod.metadata).to_string() });
         }
-        Ok(claim.clone())
+        Ok(claim)
     }
 
     pub(super) fn class_of(&self, claim: &PersistentVolumeClaim) -> Option<&Arc<StorageClass>> {
@@ -116,10 +116,10 @@ impl World {
     pub(super) fn handles(&self, pod: &Pod) -> Vec<Handle> {
         let handle = |used: ClaimVolume| {
             let claim = self.claim(&used.claim)?;
-            let set_aside = || self.reserved_for(&used.claim).find(|v| is_reserved_for(v, claim));
-            match volume_name(claim).map_or_else(set_aside, |name| self.volume(name)) {
-                Some(volume) => Handle::of(volume),
-                None => Handle::to_be_made(claim, self.class_of(claim)?),
+            let set_aside = || self.reserved_for(&used.claim).find(|v| is_reserved_for(v, &claim));
+            match volume_name(&claim).map_or_else(set_aside, |name| self.volume(name)) {
+                Some(volume) => Handle::of(&volume),
+                None => Handle::to_be_made(&claim, self.class_of(&claim)?),
             }
         };
         claim_volumes(pod).into_iter().filter_map(handle).chain(inline(pod)).collect()

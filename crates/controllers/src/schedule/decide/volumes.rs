@@ -3,17 +3,17 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use cleat_api::claim::{capacity, claim_ref, claim_ref_key, volume_class};
+use cleat_api::claim::{capacity, claim_ref, claim_ref_key, volume_class, volume_phase};
 use cleat_api::key::Key;
 use cleat_api::keys::label;
 use k8s_openapi::api::core::v1::PersistentVolume;
 
 use super::World;
 use super::why::Causes;
-use super::world::Assumable;
+use super::world::{Assumable, Volume};
 
 impl World {
-    pub(super) fn reserved_for(&self, claim: &Key) -> impl Iterator<Item = &Arc<PersistentVolume>> {
+    pub(super) fn reserved_for(&self, claim: &Key) -> impl Iterator<Item = Arc<PersistentVolume>> {
         self.reserved.get(claim).into_iter().flatten().filter_map(|name| self.volume(name))
     }
 
@@ -23,7 +23,7 @@ impl World {
         class: &str,
         hostname: Option<&str>,
         bytes: i64,
-    ) -> impl Iterator<Item = &Arc<PersistentVolume>> {
+    ) -> impl Iterator<Item = Arc<PersistentVolume>> {
         let places = self.free.get(class);
         let anywhere = places.and_then(|p| p.get(&None));
         let here = hostname.and_then(|name| places?.get(&Some(name.to_owned())));
@@ -35,19 +35,24 @@ impl World {
 
     pub fn set_volume(&mut self, name: &str, object: Option<Arc<PersistentVolume>>) {
         let known = self.volumes.remove(name);
-        let was_for = known.as_ref().and_then(|known| claim_ref(known.now())).map(claim_ref_key);
-        if let Some(known) = &known {
-            self.unlist(name, &known.now().clone());
+        let before = known.as_ref().map(|known| known.object.now());
+        let was_for = before.as_ref().and_then(|before| claim_ref(before)).map(claim_ref_key);
+        if let Some(before) = &before {
+            self.unlist(name, before);
         }
         let is_free = object.as_ref().is_some_and(|v| claim_ref(v).is_none());
         let mut is_for = None;
         if let Some(object) = object {
-            let next = match known {
-                Some(known) => known.update(object),
+            let mut next = match known {
+                Some(known) => known.object.update(object),
                 None => Assumable::new(object),
             };
-            let now = next.now().clone();
-            self.volumes.insert(name.to_owned(), next);
+            let now = next.now();
+            if claim_ref(&now).is_some() && volume_phase(&now) == "Bound" {
+                next = next.packed(&mut self.volume_sort);
+            }
+            let handle = now.spec.as_ref().and_then(|s| Some(s.csi.as_ref()?.volume_handle.as_str().into()));
+            self.volumes.insert(name.to_owned(), Volume { object: next, handle });
             self.list(name, &now);
             is_for = claim_ref(&now).map(claim_ref_key);
         }
@@ -61,11 +66,11 @@ impl World {
 
     pub(super) fn assume_volume(&mut self, name: &str, volume: Option<Arc<PersistentVolume>>) {
         let Some(known) = self.volumes.get(name) else { return };
-        let before = known.now().clone();
+        let before = known.object.now();
         self.unlist(name, &before);
         if let Some(known) = self.volumes.get_mut(name) {
-            known.assumed = volume;
-            let now = known.now().clone();
+            known.object.assumed = volume;
+            let now = known.object.now();
             self.list(name, &now);
         }
     }
@@ -73,7 +78,10 @@ impl World {
     fn list(&mut self, name: &str, volume: &PersistentVolume) {
         match claim_ref(volume) {
             Some(reference) => {
-                self.reserved.entry(claim_ref_key(reference)).or_default().insert(name.to_owned());
+                let names = self.reserved.entry(claim_ref_key(reference)).or_insert_with(|| Vec::with_capacity(1));
+                if let Err(place) = names.binary_search_by(|known| known.as_str().cmp(name)) {
+                    names.insert(place, name.to_owned());
+                }
             }
             None => {
                 let places = self.free.entry(volume_class(volume).to_owned()).or_default();
@@ -89,7 +97,7 @@ impl World {
             Some(reference) => {
                 let claim = claim_ref_key(reference);
                 if let Some(names) = self.reserved.get_mut(&claim) {
-                    names.remove(name);
+                    names.retain(|known| known != name);
                     if names.is_empty() {
                         self.reserved.remove(&claim);
                     }
@@ -123,4 +131,42 @@ fn hosts_of(volume: &PersistentVolume) -> BTreeSet<Option<String>> {
         }
     }
     if hosts.is_empty() { BTreeSet::from([None]) } else { hosts }
+}
+
+#[cfg(test)]
+mod tests {
+    use cleat_api::build;
+
+    use super::*;
+
+    #[test]
+    fn what_is_bound_is_packed_and_read_as_before() {
+        let mut world = World::default();
+        let mut volume = build::volume("v", "class", "1Gi");
+        volume.spec.get_or_insert_default().claim_ref = Some(k8s_openapi::api::core::v1::ObjectReference {
+            namespace: Some("ns".to_owned()),
+            name: Some("c".to_owned()),
+            ..Default::default()
+        });
+        volume.status.get_or_insert_default().phase = Some("Bound".to_owned());
+        let volume = Arc::new(volume);
+        let key = Key::namespaced("ns", "c");
+        world.set_volume("v", Some(volume.clone()));
+        assert!(!Arc::ptr_eq(&world.volume("v").unwrap(), &volume), "it was packed");
+        assert_eq!(world.volume("v"), Some(volume.clone()));
+        assert_eq!(world.reserved_for(&key).collect::<Vec<_>>(), std::slice::from_ref(&volume));
+        assert_eq!(
+            world.volumes["v"].handle.as_deref(),
+            volume.spec.as_ref().and_then(|s| Some(&*s.csi.as_ref()?.volume_handle))
+        );
+        let mut freed = (*volume).clone();
+        freed.spec.get_or_insert_default().claim_ref = None;
+        freed.status.get_or_insert_default().phase = Some("Available".to_owned());
+        let freed = Arc::new(freed);
+        world.set_volume("v", Some(freed.clone()));
+        assert!(Arc::ptr_eq(&world.volume("v").unwrap(), &freed), "a free one may be taken at any moment");
+        assert_eq!(world.reserved_for(&key).count(), 0);
+        world.set_volume("v", None);
+        assert_eq!((world.volume("v"), world.reserved.len()), (None, 0));
+    }
 }

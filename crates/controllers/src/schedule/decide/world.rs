@@ -7,9 +7,11 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use cleat_api::claim::claim_phase;
 use cleat_api::condition;
 use cleat_api::key::{Key, Meta as _};
 use cleat_api::{pod, selector};
+use cleat_pack::{Packable, Parcel, Sort};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
@@ -27,11 +29,11 @@ pub const SCHEDULER: &str = "default-scheduler";
 pub struct World {
     pub(super) hosts: BTreeMap<String, Host>,
     pub(super) claims: HashMap<Key, Assumable<PersistentVolumeClaim>>,
-    pub(super) volumes: HashMap<String, Assumable<PersistentVolume>>,
+    pub(super) volumes: HashMap<String, Volume>,
     /// Free volumes by class and, where their affinity names hosts, by each host; the smallest first.
     pub(super) free: HashMap<String, HashMap<Option<String>, Sizes>>,
     /// Volumes by the claim they are set aside for.
-    pub(super) reserved: HashMap<Key, BTreeSet<String>>,
+    pub(super) reserved: HashMap<Key, Vec<String>>,
     pub(super) classes: HashMap<String, Arc<StorageClass>>,
     pub(super) drivers: HashMap<String, Arc<CSIDriver>>,
     pub(super) capacities: HashMap<Key, Report>,
@@ -46,6 +48,16 @@ pub struct World {
     pub(super) acting: HashMap<Key, Acting>,
     /// Since when each pod waits at its place.
     pub(super) reserved_since: BTreeSet<(Timestamp, Key)>,
+    /// What bound claims and their volumes look like: there may be many, and few are looked at.
+    pub(super) claim_sort: Sort,
+    pub(super) volume_sort: Sort,
+}
+
+#[derive(Debug)]
+pub(super) struct Volume {
+    pub(super) object: Assumable<PersistentVolume>,
+    /// Its driver's name for it.
+    pub(super) handle: Option<Box<str>>,
 }
 
 /// Volumes by size, then name.
@@ -95,23 +107,30 @@ pub(super) struct Acting {
 /// An object, and how it will be if the write under way succeeds.
 #[derive(Debug)]
 pub(super) struct Assumable<K> {
-    base: Arc<K>,
+    base: Parcel<K>,
     pub(super) assumed: Option<Arc<K>>,
 }
 
-impl<K: Resource> Assumable<K> {
+impl<K: Resource + Packable> Assumable<K> {
     pub(super) fn new(base: Arc<K>) -> Self {
-        Self { base, assumed: None }
+        Self { base: Parcel::Open(base), assumed: None }
     }
 
-    pub(super) fn now(&self) -> &Arc<K> {
-        self.assumed.as_ref().unwrap_or(&self.base)
+    pub(super) fn now(&self) -> Arc<K> {
+        self.assumed.clone().unwrap_or_else(|| self.base.object())
     }
 
     pub(super) fn update(self, base: Arc<K>) -> Self {
-        let is_same = self.base.meta().resource_version == base.meta().resource_version
-            && self.base.meta().uid == base.meta().uid;
-        Self { assumed: self.assumed.filter(|_| is_same), base }
+        let same = |_: &Arc<K>| {
+            let before = self.base.object();
+            before.meta().resource_version == base.meta().resource_version && before.meta().uid == base.meta().uid
+        };
+        Self { assumed: self.assumed.filter(same), base: Parcel::Open(base) }
+    }
+
+    /// Nothing is expected to happen to it soon.
+    pub(super) fn packed(self, sort: &mut Sort) -> Self {
+        Self { base: self.base.packed(sort), ..self }
     }
 }
 
@@ -144,12 +163,12 @@ fn largest(report: &CSIStorageCapacity) -> Option<i64> {
 }
 
 impl World {
-    pub(super) fn claim(&self, key: &Key) -> Option<&Arc<PersistentVolumeClaim>> {
+    pub(super) fn claim(&self, key: &Key) -> Option<Arc<PersistentVolumeClaim>> {
         self.claims.get(key).map(Assumable::now)
     }
 
-    pub(super) fn volume(&self, name: &str) -> Option<&Arc<PersistentVolume>> {
-        self.volumes.get(name).map(Assumable::now)
+    pub(super) fn volume(&self, name: &str) -> Option<Arc<PersistentVolume>> {
+        self.volumes.get(name).map(|known| known.object.now())
     }
 
     pub fn set_pod(&mut self, key: &Key, object: Option<Arc<Pod>>) {
@@ -339,10 +358,12 @@ impl World {
     pub fn set_claim(&mut self, key: &Key, object: Option<Arc<PersistentVolumeClaim>>) {
         let known = self.claims.remove(key);
         if let Some(object) = object {
+            let is_settled = is_bound(&object) && claim_phase(&object) == "Bound";
             let next = match known {
                 Some(known) => known.update(object),
                 None => Assumable::new(object),
             };
+            let next = if is_settled { next.packed(&mut self.claim_sort) } else { next };
             self.claims.insert(key.clone(), next);
         }
         self.claim_changed(key);
@@ -389,7 +410,7 @@ impl World {
 
     /// A claim that has its volume counts on no storage any more.
     fn keep_promises(&mut self, pod: &Key, claim: &Key) {
-        if !self.claim(claim).is_none_or(|claim| is_bound(claim)) {
+        if !self.claim(claim).is_none_or(|claim| is_bound(&claim)) {
             return;
         }
         let Some(placed) = self.placed.get_mut(pod) else { return };

@@ -173,6 +173,13 @@ pub fn claim(seen: &ClaimSeen, can: &Abilities, choices: &Choices) -> ClaimDecis
     }
 }
 
+/// Would a look at the claim come to nothing? Asked only for claims that nothing is known of besides what is on them.
+pub fn claim_rests(claim: &PersistentVolumeClaim, can: &Abilities) -> bool {
+    let meta = &claim.metadata;
+    let served = claim::volume_name(claim).is_some() && !meta.has_finalizer(finalizer::PROVISIONING);
+    (served || !is_asked(claim, can)) && hold(claim, &[]) == HoldDecision::Nothing
+}
+
 /// The binder asks the driver for a volume, or has asked the old plugin and then told who took over.
 fn is_asked(claim: &PersistentVolumeClaim, can: &Abilities) -> bool {
     let meta = &claim.metadata;

@@ -548,3 +548,33 @@ fn a_volume_that_is_not_what_was_asked_for_is_given_back() {
         assert_eq!(record::fault(plan, &volume).is_some(), faulty, "{case}");
     }
 }
+
+#[test]
+fn a_claim_that_rests_needs_nothing_whatever_else_is_seen() {
+    let mut resting = 0;
+    for bits in 0..64_u32 {
+        let has = |bit: u32| bits & (1 << bit) != 0;
+        let mut c = if has(0) { asked("fast") } else { build::claim("ns", "c", Some("fast"), "5Gi") };
+        c.spec.as_mut().unwrap().volume_name = has(1).then(|| "v".to_owned());
+        c.metadata.deletion_timestamp = has(2).then(|| build::time(1));
+        let holds = [(3, finalizer::PROVISIONING), (4, finalizer::CLONING)].into_iter().filter(|(bit, _)| has(*bit));
+        c.metadata.finalizers = Some(holds.map(|(_, name)| name.to_owned()).collect());
+        let rests = claim_rests(&c, &able());
+        resting += u32::from(rests);
+        let held = hold(&c, &[]);
+        let decision = claim(&ClaimSeen { volume_exists: has(5), ..seen(c, fast()) }, &able(), &Choices::default());
+        if rests {
+            assert_eq!((decision, held), (ClaimDecision::Nothing, HoldDecision::Nothing), "{bits:b}");
+        }
+    }
+    assert!(resting > 0);
+    let mut served = asked("fast");
+    served.spec.as_mut().unwrap().volume_name = Some("v".to_owned());
+    for (case, c, want) in [
+        ("nobody has asked yet", build::claim("ns", "c", Some("fast"), "5Gi"), true),
+        ("asked", asked("fast"), false),
+        ("served", served, true),
+    ] {
+        assert_eq!(claim_rests(&c, &able()), want, "{case}");
+    }
+}

@@ -79,6 +79,19 @@ pub fn volume(seen: &VolumeSeen) -> VolumeDecision {
     }
 }
 
+/// Is there nothing to do about the volume, whosever it is and wherever it is attached?
+pub fn rests(volume: &PersistentVolume) -> bool {
+    let meta = &volume.metadata;
+    let held = meta.has_finalizer(finalizer::PROVISIONER);
+    let policy = volume.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
+    match (volume_phase(volume), policy == Some("Delete")) {
+        (_, false) => !held,
+        ("Released", true) => meta.is_deleting() && !held,
+        ("Bound", true) => held || meta.is_deleting(),
+        (_, true) => true,
+    }
+}
+
 /// Made by the driver or for the old plugin that it took over from; or an administrator's volume of one of them.
 fn is_ours(seen: &VolumeSeen) -> bool {
     let meta = &seen.volume.metadata;
@@ -173,6 +186,7 @@ mod tests {
             ("made by another provisioner", adopted, &[], nothing.clone()),
             ("made by us, and of another driver", disguised, &[], nothing),
         ] {
+            assert!(want == VolumeDecision::Nothing || !rests(&v), "{case}");
             assert_eq!(volume(&volume_seen(v, nodes, None)), want, "{case}");
         }
         let elsewhere =
@@ -188,6 +202,21 @@ mod tests {
         let unable =
             VolumeSeen { deletes_volumes: false, ..volume_seen(released("Released", "Delete", true), &[], None) };
         assert!(matches!(volume(&unable), VolumeDecision::Refuse(_)));
+    }
+
+    #[test]
+    fn a_volume_that_rests_needs_nothing_and_one_of_ours_that_does_not_needs_something() {
+        for phase in ["Pending", "Available", "Bound", "Released", "Failed"] {
+            for policy in ["Delete", "Retain"] {
+                for (held, deleting) in [(false, false), (false, true), (true, false), (true, true)] {
+                    let mut v = released(phase, policy, held);
+                    v.metadata.deletion_timestamp = deleting.then(|| build::time(1));
+                    let decision = volume(&volume_seen(v.clone(), &[], None));
+                    let case = format!("{phase} {policy} held {held} deleting {deleting}");
+                    assert_eq!(rests(&v), decision == VolumeDecision::Nothing, "{case}: {decision:?}");
+                }
+            }
+        }
     }
 
     #[test]
