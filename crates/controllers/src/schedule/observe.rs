@@ -8,7 +8,7 @@ use cleat_runtime::{Cache, Cached, Caches, Change, Queue};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
 
-use super::decide::World;
+use super::decide::{Stock, World};
 
 /// Something to look at.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -81,16 +81,17 @@ impl Observed {
     }
 
     pub(super) fn take_in(&self, world: &mut World, subject: &Subject) {
+        let stock = Stock { claim: &|key| self.claims.get(key), volume: &|name| self.volumes.named(name) };
         match subject {
-            Subject::Pod(key) => world.set_pod(key, self.pods.get(key)),
+            Subject::Pod(key) => world.take_pod(key, self.pods.get(key), &stock),
             Subject::Node(name) => world.set_node(name, self.nodes.named(name)),
-            Subject::Claim(key) => world.set_claim(key, self.claims.get(key)),
-            Subject::Volume(name) => world.set_volume(name, self.volumes.named(name)),
+            Subject::Claim(key) => world.take_claim(key, &stock),
+            Subject::Volume(name) => world.take_volume(name, &stock),
             Subject::Class(name) => world.set_class(name, self.classes.named(name)),
             Subject::Driver(name) => world.set_driver(name, self.drivers.named(name)),
             Subject::CsiNode(name) => world.set_csi_node(name, self.csi_nodes.named(name).as_deref()),
             Subject::Capacity(key) => world.set_capacity(key, self.capacities.get(key)),
-            Subject::Attachment(name) => world.set_attachment(name, self.attachments.named(name).as_deref()),
+            Subject::Attachment(name) => world.take_attachment(name, self.attachments.named(name).as_deref(), &stock),
             Subject::Retry(key) => world.retry(key),
         }
     }

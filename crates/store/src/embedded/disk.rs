@@ -43,11 +43,6 @@ impl Disk {
         Self { path, seal, sum, packer, state: State::Well(database) }
     }
 
-    /// The changes that the events make, with new values as they are stored.
-    pub(super) fn packed(&mut self, events: Vec<Event>) -> Vec<Change> {
-        self.packer.pack(self.seal.as_ref(), events)
-    }
-
     /// Makes the disk usable if it was not. The changes of a batch that failed and is on disk all the same come back, to
     /// be shown to readers; `revision` is the newest they can see.
     pub(super) fn recover(&mut self, revision: Revision) -> Result<Vec<Change>, CommitError> {
@@ -60,26 +55,30 @@ impl Disk {
         let doubtful = std::mem::take(doubtful);
         if landed {
             self.sum = doubtful.iter().fold(self.sum, |sum, change| sum.after(&change.event));
-            self.packer.saved();
         }
         self.state = State::Well(database);
         tracing::info!(path = %self.path.display(), "the store can be written again");
         Ok(if landed { doubtful } else { Vec::new() })
     }
 
-    /// Makes the changes durable, all or none. After an error it is open which.
-    pub(super) fn commit(&mut self, changes: &[Change]) -> Result<(), CommitError> {
+    /// Makes the events durable, all or none, and returns them with new values as they are stored. After an error it is
+    /// open which.
+    pub(super) fn commit(&mut self, events: Vec<Event>) -> Result<Vec<Change>, CommitError> {
         let State::Well(database) = &self.state else { return Err(CommitError::Database(redb::Error::PreviousIo)) };
+        let changes = self.packer.pack(self.seal.as_ref(), events);
         let sum = changes.iter().fold(self.sum, |sum, change| sum.after(&change.event));
-        let outcome = write(database, self.seal.as_ref(), changes, self.packer.unsaved(), sum);
+        let outcome = write(database, self.seal.as_ref(), &changes, self.packer.unsaved(), sum);
         match outcome {
             Ok(()) => {
                 self.sum = sum;
                 self.packer.saved();
+                Ok(changes)
             }
-            Err(_) => self.state = State::Failed(changes.to_vec()),
+            Err(error) => {
+                self.state = State::Failed(changes);
+                Err(error)
+            }
         }
-        outcome
     }
 }
 
@@ -116,4 +115,47 @@ fn write(
     }
     write.commit().map_err(redb::Error::from)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+
+    use super::*;
+    use crate::Entry;
+
+    fn events(numbers: Range<u64>) -> Vec<Event> {
+        let words: Vec<String> = (0..60).map(|word| (word * 7919 % 997).to_string()).collect();
+        let event = |n: u64| {
+            let value = format!("{n} {}", words.join(" ")).into();
+            let entry = Entry { key: format!("/registry/things/{n}").into(), value, created: n, modified: n };
+            Event { revision: n, new: Some(entry), old: None }
+        };
+        numbers.map(event).collect()
+    }
+
+    #[test]
+    fn samples_of_a_batch_that_failed_are_stored_with_the_next() {
+        for (case, landed) in [("it did not land", 2..2), ("it landed all the same", 2..5)] {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("store.redb");
+            let (database, loaded) = file::open(&path, None).unwrap();
+            let mut disk = Disk::new(path.clone(), None, database, loaded.sum, Packer::default());
+            let before = disk.sum;
+            let mut failed = Vec::new();
+            if !landed.is_empty() {
+                failed = disk.commit(events(landed.clone())).unwrap();
+                disk.sum = before;
+            }
+            let lost = disk.packer.pack(None, events(100..130));
+            assert!(!disk.packer.unsaved().is_empty(), "{case}: a sample was made on the way");
+            disk.state = State::Failed(if landed.is_empty() { lost } else { failed });
+            assert_eq!(disk.recover(1).unwrap().len(), landed.clone().count(), "{case}");
+            disk.commit(events(landed.end..landed.end + 3)).unwrap();
+            drop(disk);
+            let (_, loaded) = file::open(&path, None).unwrap_or_else(|e| panic!("{case}: {e}"));
+            assert_eq!(loaded.objects.len(), landed.count() + 3, "{case}");
+            assert!(!loaded.samples.is_empty(), "{case}");
+        }
+    }
 }

@@ -8,6 +8,7 @@ mod demand;
 mod fit;
 mod host;
 mod needs;
+mod picture;
 mod score;
 mod volumes;
 mod why;
@@ -24,6 +25,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, ObjectReference, PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::Resource as _;
 
+pub use picture::Stock;
 pub use why::{Causes, Reason, Unready, Why};
 pub use world::{SCHEDULER, World};
 

@@ -3,11 +3,12 @@
 //! A choice is assumed before it is written: the volume or claim as it will be stands over the one that is, for as long as that
 //! one has not changed. So several pods decided in one go see each other's choices.
 
+use std::borrow::Borrow;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use cleat_api::claim::claim_phase;
+use cleat_api::claim::{claim_phase, volume_name};
 use cleat_api::condition;
 use cleat_api::key::{Key, Meta as _};
 use cleat_api::{pod, selector};
@@ -37,8 +38,11 @@ pub struct World {
     pub(super) classes: HashMap<String, Arc<StorageClass>>,
     pub(super) drivers: HashMap<String, Arc<CSIDriver>>,
     pub(super) capacities: HashMap<Key, Report>,
-    /// The node of each attachment.
-    attachments: HashMap<String, String>,
+    /// The node and the volume of each attachment.
+    attachments: HashMap<String, (String, String)>,
+    /// Attachments by their volume, and claims by the volume they point at.
+    pub(super) attached: HashMap<String, BTreeSet<String>>,
+    pub(super) naming: HashMap<String, BTreeSet<Key>>,
     pub(super) waiting: HashMap<Key, Waiting>,
     pub(super) placed: HashMap<Key, Placed>,
     /// Pods by the claims they use.
@@ -173,11 +177,11 @@ impl World {
 
     pub fn set_pod(&mut self, key: &Key, object: Option<Arc<Pod>>) {
         let uid = object.as_ref().map(|p| p.metadata.uid().to_owned());
+        let known =
+            self.waiting.get(key).map(|w| w.pod.clone()).or_else(|| self.placed.get(key).map(|p| p.pod.clone()));
         if self.placed.get(key).is_some_and(|placed| Some(&placed.uid) != uid.as_ref()) {
             self.vacate(key);
         }
-        let known =
-            self.waiting.get(key).map(|w| w.pod.clone()).or_else(|| self.placed.get(key).map(|p| p.pod.clone()));
         if let Some(known) = known.filter(|known| Some(known.metadata.uid()) != uid.as_deref()) {
             self.forget_user(key, &known);
             self.remove_waiting(key);
@@ -338,16 +342,18 @@ impl World {
     }
 
     pub fn set_attachment(&mut self, name: &str, object: Option<&VolumeAttachment>) {
-        if let Some(node) = self.attachments.remove(name)
-            && let Some(host) = self.hosts.get_mut(&node)
-        {
-            host.attached.remove(name);
-            self.prune(&node);
+        if let Some((node, volume)) = self.attachments.remove(name) {
+            drop_from(&mut self.attached, &volume, name);
+            if let Some(host) = self.hosts.get_mut(&node) {
+                host.attached.remove(name);
+                self.prune(&node);
+            }
         }
         match object.and_then(|a| Some((a, a.spec.source.persistent_volume_name.clone()?))) {
             Some((attachment, volume)) => {
                 let spec = &attachment.spec;
-                self.attachments.insert(name.to_owned(), spec.node_name.clone());
+                self.attachments.insert(name.to_owned(), (spec.node_name.clone(), volume.clone()));
+                self.attached.entry(volume.clone()).or_default().insert(name.to_owned());
                 let host = self.hosts.entry(spec.node_name.clone()).or_default();
                 host.attached.insert(name.to_owned(), (spec.attacher.clone(), volume));
             }
@@ -357,7 +363,14 @@ impl World {
 
     pub fn set_claim(&mut self, key: &Key, object: Option<Arc<PersistentVolumeClaim>>) {
         let known = self.claims.remove(key);
+        let before = known.as_ref().map(|known| known.base.object());
+        if let Some(volume) = before.as_deref().and_then(volume_name) {
+            drop_from(&mut self.naming, volume, key);
+        }
         if let Some(object) = object {
+            if let Some(volume) = volume_name(&object) {
+                self.naming.entry(volume.to_owned()).or_default().insert(key.clone());
+            }
             let is_settled = is_bound(&object) && claim_phase(&object) == "Bound";
             let next = match known {
                 Some(known) => known.update(object),
@@ -367,6 +380,10 @@ impl World {
             self.claims.insert(key.clone(), next);
         }
         self.claim_changed(key);
+    }
+
+    pub(super) fn attached_volume(&self, attachment: &str) -> Option<String> {
+        self.attachments.get(attachment).map(|(_, volume)| volume.clone())
     }
 
     /// The claim as it will be, until it changes or [`World::revert_claim`] says that it will not.
@@ -483,6 +500,15 @@ impl World {
         match self.acting.get_mut(key) {
             Some(acting) => acting.again = true,
             None => drop(self.ready.insert(rank(key, &waiting.pod))),
+        }
+    }
+}
+
+fn drop_from<T: Ord + Borrow<Q>, Q: Ord + ?Sized>(sets: &mut HashMap<String, BTreeSet<T>>, of: &str, item: &Q) {
+    if let Some(set) = sets.get_mut(of) {
+        set.remove(item);
+        if set.is_empty() {
+            sets.remove(of);
         }
     }
 }
