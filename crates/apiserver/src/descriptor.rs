@@ -194,14 +194,20 @@ impl Descriptor {
     /// The key prefix of all objects of the kind, or of those in one namespace. It ends in `/`, so that no namespace
     /// is a prefix of another.
     pub(crate) fn prefix(&self, namespace: Option<&str>) -> String {
-        match namespace {
-            Some(namespace) if self.namespaced => format!("/registry/{}/{namespace}/", self.storage),
-            _ => format!("/registry/{}/", self.storage),
-        }
+        self.key(namespace, "")
     }
 
     pub(crate) fn key(&self, namespace: Option<&str>, name: &str) -> String {
-        self.prefix(namespace) + name
+        const ROOT: &str = "/registry/";
+        let namespace = namespace.filter(|_| self.namespaced);
+        let inside = namespace.map_or(0, |namespace| namespace.len() + 1);
+        let mut key = String::with_capacity(ROOT.len() + self.storage.len() + 1 + inside + name.len());
+        key.extend([ROOT, &self.storage, "/"]);
+        if let Some(namespace) = namespace {
+            key.extend([namespace, "/"]);
+        }
+        key.push_str(name);
+        key
     }
 
     pub(crate) fn verbs(&self) -> &'static [&'static str] {

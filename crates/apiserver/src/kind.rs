@@ -295,13 +295,17 @@ impl<S: Strategy> Kind for Erased<S> {
         S::name_rule()
     }
 
-    /// One decoder for both sources: the types are many and large, and each more would be compiled for all of them.
+    /// One decoder for all sources: the types are many and large, and each more would be compiled for all of them.
     fn decode(&self, source: Source<'_>) -> Result<Box<dyn Object>, serde_json::Error> {
-        let decoded = |bytes: &[u8]| serde_json::from_slice::<S::Object>(bytes);
+        let decoded = |text: &str| serde_json::from_str::<S::Object>(text);
         Ok(Box::new(match source {
-            Source::Bytes(bytes) => decoded(bytes)?,
-            Source::Made(text) => decoded(text.as_bytes()).map_err(unplaced)?,
-            Source::Value(value) => decoded(value.to_string().as_bytes()).map_err(unplaced)?,
+            // Checked as a whole, which is faster than string by string.
+            Source::Bytes(bytes) => match std::str::from_utf8(bytes) {
+                Ok(text) => decoded(text)?,
+                Err(error) => return Err(undecodable(bytes, error)),
+            },
+            Source::Made(text) => decoded(text).map_err(unplaced)?,
+            Source::Value(value) => decoded(&value.to_string()).map_err(unplaced)?,
         }))
     }
 
@@ -382,6 +386,12 @@ impl<S: Strategy> Kind for Erased<S> {
     }
 }
 
+/// What is said of a body that is not in UTF-8.
+fn undecodable(bytes: &[u8], error: std::str::Utf8Error) -> serde_json::Error {
+    let read = serde_json::from_slice::<Value>(bytes);
+    read.err().unwrap_or_else(|| serde::de::Error::custom(error))
+}
+
 /// The error without its place in a text that nobody has seen.
 fn unplaced(error: serde_json::Error) -> serde_json::Error {
     let text = error.to_string();
@@ -414,5 +424,13 @@ mod tests {
         assert_eq!(encoded::<Event>(event), want);
         let want = format!(r#"{{"apiVersion":"v1","kind":"Pod",{shown}}}"#);
         assert_eq!(encoded::<Pod>(json!({ "metadata": meta })), want);
+    }
+
+    #[test]
+    fn a_body_that_is_not_in_utf8_is_refused_where_it_is_not() {
+        let kind = crate::strategy::all().into_iter().find(|kind| kind.descriptor().plural == "configmaps").unwrap();
+        let body = b"{\"metadata\":{\"name\":\"a\xff\"}}";
+        let got = kind.decode(Source::Bytes(body)).map(drop).unwrap_err().to_string();
+        assert_eq!(got, serde_json::from_slice::<ConfigMap>(body).unwrap_err().to_string());
     }
 }

@@ -7,27 +7,58 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// The name of a member, borrowed from the text where it can be.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Name<'a>(#[serde(borrow)] pub(crate) Cow<'a, str>);
-
-/// The members of an object, each as its text; nothing for anything but an object.
-pub(crate) fn members(raw: &RawValue) -> Option<BTreeMap<Name<'_>, &RawValue>> {
-    if raw.get().starts_with('{') { serde_json::from_str(raw.get()).ok() } else { None }
+/// The members of an object, each as its text, sorted by name; nothing for anything but an object.
+pub(crate) fn members(text: &str) -> Option<Vec<(Cow<'_, str>, &str)>> {
+    if !text.starts_with('{') {
+        return None;
+    }
+    plain_members(text).or_else(|| any_members(text))
 }
 
-pub(crate) fn value(raw: &RawValue) -> Value {
-    serde_json::from_str(raw.get()).unwrap_or_default()
+fn plain_members(text: &str) -> Option<Vec<(Cow<'_, str>, &str)>> {
+    let mut rest = Compact(text.as_bytes());
+    rest.take(b'{')?;
+    let mut found: Vec<(Cow<'_, str>, &str)> = Vec::with_capacity(16);
+    while let Some(name) = rest.member()? {
+        let value = rest.value()?;
+        let end = text.len() - rest.0.len();
+        let name = std::str::from_utf8(name).ok()?;
+        found.push((Cow::Borrowed(name), text.get(end - value.len()..end)?));
+    }
+    let is_sorted = found.is_sorted_by(|(a, _), (b, _)| a < b);
+    if !is_sorted {
+        found.sort_by(|(a, _), (b, _)| a.cmp(b));
+        // Of members with one name the last would count.
+        found.is_sorted_by(|(a, _), (b, _)| a < b).then_some(())?;
+    }
+    rest.0.is_empty().then_some(found)
+}
+
+fn any_members(text: &str) -> Option<Vec<(Cow<'_, str>, &str)>> {
+    #[derive(Deserialize, PartialEq, Eq, PartialOrd, Ord)]
+    struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
+    let members: BTreeMap<Name<'_>, &RawValue> = serde_json::from_str(text).ok()?;
+    Some(members.into_iter().map(|(name, value)| (name.0, value.get())).collect())
+}
+
+/// One of the members, by its name.
+pub(crate) fn member<'a>(members: &[(Cow<'_, str>, &'a str)], name: &str) -> Option<&'a str> {
+    let at = members.binary_search_by(|(other, _)| (**other).cmp(name)).ok()?;
+    Some(members[at].1)
+}
+
+pub(crate) fn value(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_default()
 }
 
 /// The text after a merge patch (RFC 7386). What the patch does not mention is copied as it is.
-pub(crate) fn merged(text: &RawValue, patch: &Value) -> String {
-    let mut out = String::with_capacity(text.get().len() + 64);
+pub(crate) fn merged(text: &str, patch: &Value) -> String {
+    let mut out = String::with_capacity(text.len() + 64);
     merge(Some(text), patch, &mut out);
     out
 }
 
-fn merge(old: Option<&RawValue>, patch: &Value, out: &mut String) {
+fn merge(old: Option<&str>, patch: &Value, out: &mut String) {
     let Value::Object(wanted) = patch else {
         out.push_str(&patch.to_string());
         return;
@@ -44,20 +75,20 @@ fn merge(old: Option<&RawValue>, patch: &Value, out: &mut String) {
         out.push(':');
     };
     for (name, old) in &old {
-        match wanted.get(&*name.0) {
+        match wanted.get(&**name) {
             Some(Value::Null) => {}
             Some(patch) => {
-                begin(&name.0, out);
+                begin(name, out);
                 merge(Some(old), patch, out);
             }
             None => {
-                begin(&name.0, out);
-                out.push_str(old.get());
+                begin(name, out);
+                out.push_str(old);
             }
         }
     }
     for (name, patch) in wanted {
-        if !patch.is_null() && !old.contains_key(&Name(Cow::Borrowed(name))) {
+        if !patch.is_null() && member(&old, name).is_none() {
             begin(name, out);
             merge(None, patch, out);
         }
@@ -174,10 +205,24 @@ mod tests {
             json!("text"),
         ] {
             let text = old.to_string();
-            let got = merged(serde_json::from_str(&text).unwrap(), &patch);
+            let got = merged(&text, &patch);
             let mut want = old.clone();
             json_patch::merge(&mut want, &patch);
             assert_eq!(serde_json::from_str::<Value>(&got).unwrap_or_else(|e| panic!("{got}: {e}")), want, "{patch}");
+        }
+    }
+
+    #[test]
+    fn members_are_found_however_the_text_is_written() {
+        let want = vec![(Cow::Borrowed("a"), "1"), (Cow::Borrowed("b"), r#"{"c":[2]}"#)];
+        for text in [r#"{"a":1,"b":{"c":[2]}}"#, r#"{"b":{"c":[2]},"a":1}"#, r#"{ "a" : 1, "b":{"c":[2]}}"#] {
+            assert_eq!(members(text).as_ref(), Some(&want), "{text}");
+        }
+        assert_eq!(members(r#"{"\u0061":1,"b":{"c":[2]}}"#), Some(want.clone()));
+        assert_eq!(members(r#"{"a":0,"b":{"c":[2]},"a":1}"#), Some(want.clone()), "the last of one name counts");
+        assert_eq!((member(&want, "a"), member(&want, "c")), (Some("1"), None));
+        for nothing in ["[]", "1", r#"{"a":1"#, r#"{"a":1}}"#, ""] {
+            assert_eq!(members(nothing), None, "{nothing}");
         }
     }
 

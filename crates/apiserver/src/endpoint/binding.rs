@@ -39,11 +39,11 @@ pub(crate) fn is_collection(call: &Call, target: &Target) -> bool {
     target.group.is_empty() && target.plural == "bindings" && target.name.is_none() && call.method == Method::POST
 }
 
-pub(crate) fn redirected(call: &Call, target: Target) -> Result<Target, ApiError> {
+pub(crate) fn redirected(call: &Call, target: &Target) -> Result<Target, ApiError> {
     let binding: Binding = serde_json::from_slice(&call.body)
         .map_err(|e| ApiError::BadRequest(format!("the binding cannot be read: {e}")))?;
     let name = binding.metadata.name;
-    Ok(Target { plural: "pods".into(), name, subresource: Some("binding".into()), ..target })
+    Ok(Target { plural: "pods".into(), name, subresource: Some("binding".into()), ..target.clone() })
 }
 
 fn assign(at: At<'_>, pod: &mut Pod, binding: &Binding, node: &str) -> Result<(), ApiError> {

@@ -51,16 +51,17 @@ impl At<'_> {
     }
 }
 
-pub(crate) async fn dispatch(api: &Arc<Api>, call: Call, target: Target) -> Result<Reply, ApiError> {
+pub(crate) async fn dispatch(api: &Arc<Api>, call: Call, target: &Target) -> Result<Reply, ApiError> {
     let kinds = api.kinds();
-    let target = if binding::is_collection(&call, &target) { binding::redirected(&call, target)? } else { target };
+    let redirected = binding::is_collection(&call, target).then(|| binding::redirected(&call, target)).transpose()?;
+    let target = redirected.as_ref().unwrap_or(target);
     let kind = kinds.find(&target.group, &target.version, &target.plural).ok_or(ApiError::NoSuchResource)?;
     let mut reply = perform(api, call, target, kind).await?;
     reply.warnings.extend(kind.deprecation().map(Into::into));
     Ok(reply)
 }
 
-async fn perform(api: &Arc<Api>, call: Call, target: Target, kind: &Arc<dyn Kind>) -> Result<Reply, ApiError> {
+async fn perform(api: &Arc<Api>, call: Call, target: &Target, kind: &Arc<dyn Kind>) -> Result<Reply, ApiError> {
     let d = kind.descriptor();
     let namespace = target.namespace.as_deref();
     if namespace.is_some() && !d.namespaced {

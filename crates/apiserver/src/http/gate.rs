@@ -19,7 +19,7 @@ pub(crate) struct Asked {
     pub(crate) verb: &'static str,
     pub(crate) uri: Uri,
     /// The resource, with the name a field selector stands for; nothing for other paths.
-    pub(crate) target: Option<Target>,
+    pub(crate) target: Option<Arc<Target>>,
     fields: String,
     /// Is the resource one that is served? Only those appear in metrics.
     known: bool,
@@ -45,7 +45,7 @@ impl Asked {
 
     /// Group and resource as metrics name them.
     pub(crate) fn labels(&self) -> (String, String) {
-        match self.target.as_ref().filter(|_| self.known) {
+        match self.target.as_deref().filter(|_| self.known) {
             Some(Target { group, plural, subresource: None, .. }) => (group.clone(), plural.clone()),
             Some(Target { group, plural, subresource: Some(sub), .. }) => (group.clone(), format!("{plural}/{sub}")),
             None => (String::new(), String::new()),
@@ -73,12 +73,12 @@ impl Asked {
 }
 
 /// A list or watch of one name is about that name.
-fn named(target: &Target, fields: &str) -> Target {
-    let mut target = target.clone();
-    if target.name.is_none() {
-        target.name = selector::required(fields, "metadata.name").filter(|n| !n.is_empty());
+fn named(target: &Arc<Target>, fields: &str) -> Arc<Target> {
+    let name = || selector::required(fields, "metadata.name").filter(|n| !n.is_empty());
+    match target.name.is_none().then(name).flatten() {
+        Some(name) => Arc::new(Target { name: Some(name), ..Target::clone(target) }),
+        None => target.clone(),
     }
-    target
 }
 
 /// Does the path itself name no object? What a selector names does not change what the path is.

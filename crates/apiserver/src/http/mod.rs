@@ -173,7 +173,7 @@ async fn answer(
             };
             match review::find(&target.group, &target.version, &target.plural) {
                 Some(_) => review::answer(api, &call, caller, &target).await,
-                None => endpoint::dispatch(api, call, target).await,
+                None => endpoint::dispatch(api, call, &target).await,
             }
         }
         Route::Unknown => Ok(page_not_found()),

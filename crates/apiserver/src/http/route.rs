@@ -1,6 +1,7 @@
 //! What a path means, before anything is looked up.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use percent_encoding::percent_decode_str;
 
@@ -19,7 +20,7 @@ pub(crate) enum Route {
     OpenApiV2,
     OpenApiV3,
     OpenApiV3Document(String),
-    Resource(Target),
+    Resource(Arc<Target>),
     Unknown,
 }
 
@@ -35,8 +36,10 @@ pub(crate) struct Target {
 
 pub(crate) fn parse(path: &str) -> Route {
     let segments = path.split('/').filter(|s| !s.is_empty());
-    let segments: Vec<Cow<'_, str>> = segments.map(|s| percent_decode_str(s).decode_utf8_lossy()).collect();
-    let parts: Vec<&str> = segments.iter().map(|s| &**s).collect();
+    // No path to an object has more.
+    let mut decoded: Vec<Cow<'_, str>> = Vec::with_capacity(8);
+    decoded.extend(segments.map(|s| percent_decode_str(s).decode_utf8_lossy()));
+    let parts: Vec<&str> = decoded.iter().map(|s| &**s).collect();
     match parts.as_slice() {
         [] => Route::Root,
         ["version"] => Route::Version,
@@ -66,14 +69,14 @@ fn resource(group: &str, version: &str, rest: &[&str]) -> Route {
         _ => (None, rest),
     };
     let [plural, path @ ..] = rest else { return Route::Unknown };
-    Route::Resource(Target {
+    Route::Resource(Arc::new(Target {
         group: group.into(),
         version: version.into(),
         namespace,
         plural: (*plural).into(),
         name: path.first().map(|s| (*s).into()),
         subresource: path.get(1..).filter(|rest| !rest.is_empty()).map(|rest| rest.join("/")),
-    })
+    }))
 }
 
 #[cfg(test)]
@@ -83,14 +86,14 @@ mod tests {
     #[test]
     fn paths_name_their_target() {
         let target = |namespace: Option<&str>, plural: &str, name: Option<&str>, sub: Option<&str>| {
-            Route::Resource(Target {
+            Route::Resource(Arc::new(Target {
                 group: String::new(),
                 version: "v1".into(),
                 namespace: namespace.map(Into::into),
                 plural: plural.into(),
                 name: name.map(Into::into),
                 subresource: sub.map(Into::into),
-            })
+            }))
         };
         for (path, want) in [
             ("/api/v1/pods", target(None, "pods", None, None)),

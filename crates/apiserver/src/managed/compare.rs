@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
-use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::set::{FieldSet, Node, field, keyed, valued};
@@ -40,19 +39,16 @@ pub(crate) fn difference(schema: &Schema, old: &Value, new: &Value) -> Differenc
 
 /// The same for two encoded objects. What has the same text on both sides is not taken apart.
 pub(super) fn difference_of_texts(schema: &Schema, old: &[u8], new: &[u8]) -> Difference {
-    let whole = |text| serde_json::from_slice::<&RawValue>(text).ok();
-    match (whole(old), whole(new)) {
-        (Some(old), Some(new)) => match differing(old, new) {
-            Some((old, new)) => difference(schema, &old, &new),
-            None => Difference::default(),
-        },
-        _ => Difference::default(),
+    let [old, new] = [old, new].map(|text| std::str::from_utf8(text).unwrap_or_default());
+    match differing(old, new) {
+        Some((old, new)) => difference(schema, &old, &new),
+        None => Difference::default(),
     }
 }
 
 /// The two without the members that are the same in both.
-fn differing(old: &RawValue, new: &RawValue) -> Option<(Value, Value)> {
-    if old.get() == new.get() {
+fn differing(old: &str, new: &str) -> Option<(Value, Value)> {
+    if old == new {
         return None;
     }
     let (Some(old_members), Some(new_members)) = (raw::members(old), raw::members(new)) else {
@@ -60,20 +56,20 @@ fn differing(old: &RawValue, new: &RawValue) -> Option<(Value, Value)> {
     };
     let (mut only_old, mut only_new) = (Map::new(), Map::new());
     for (name, old) in &old_members {
-        match new_members.get(name) {
+        match raw::member(&new_members, name) {
             Some(new) => {
                 if let Some((old, new)) = differing(old, new) {
-                    only_old.insert(name.0.to_string(), old);
-                    only_new.insert(name.0.to_string(), new);
+                    only_old.insert(name.to_string(), old);
+                    only_new.insert(name.to_string(), new);
                 }
             }
             None => {
-                only_old.insert(name.0.to_string(), raw::value(old));
+                only_old.insert(name.to_string(), raw::value(old));
             }
         }
     }
-    for (name, new) in new_members.iter().filter(|(name, _)| !old_members.contains_key(name)) {
-        only_new.insert(name.0.to_string(), raw::value(new));
+    for (name, new) in new_members.iter().filter(|(name, _)| raw::member(&old_members, name).is_none()) {
+        only_new.insert(name.to_string(), raw::value(new));
     }
     Some((only_old.into(), only_new.into()))
 }

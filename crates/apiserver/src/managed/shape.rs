@@ -88,12 +88,12 @@ fn objects(
         match first {
             Ordering::Less => {
                 put(b'O', old.next, out);
-                value(old.text, depth + 1, out)?;
+                value(old.text, Seen::Alone, depth + 1, out)?;
                 old.step()?;
             }
             Ordering::Greater => {
                 put(b'N', new.next, out);
-                value(new.text, depth + 1, out)?;
+                value(new.text, Seen::Alone, depth + 1, out)?;
                 new.step()?;
             }
             Ordering::Equal => {
@@ -108,8 +108,8 @@ fn objects(
                     let (was, is) = (old.text.value()?, new.text.value()?);
                     if was != is {
                         put(b'B', old.next, out);
-                        value(&mut Compact(was), depth + 1, out)?;
-                        value(&mut Compact(is), depth + 1, out)?;
+                        value(&mut Compact(was), Seen::Compared, depth + 1, out)?;
+                        value(&mut Compact(is), Seen::Compared, depth + 1, out)?;
                     }
                 }
                 old.step()?;
@@ -125,8 +125,16 @@ fn put(letter: u8, name: Option<&[u8]>, out: &mut Vec<u8>) {
     out.push(b'"');
 }
 
-/// Appends the shape of a value that has nothing to be compared with, or is of another type.
-fn value(text: &mut Compact<'_>, depth: usize, out: &mut Vec<u8>) -> Option<()> {
+/// Is there another value at the same place, with another text? That of strings with escapes and of unusual numbers may
+/// still say the same.
+#[derive(Clone, Copy, PartialEq)]
+enum Seen {
+    Alone,
+    Compared,
+}
+
+/// Appends the shape of a value.
+fn value(text: &mut Compact<'_>, seen: Seen, depth: usize, out: &mut Vec<u8>) -> Option<()> {
     if depth == DEPTH {
         return None;
     }
@@ -136,15 +144,14 @@ fn value(text: &mut Compact<'_>, depth: usize, out: &mut Vec<u8>) -> Option<()> 
             out.push(b'{');
             while members.next.is_some() {
                 put(b'N', members.next, out);
-                value(members.text, depth + 1, out)?;
+                value(members.text, seen, depth + 1, out)?;
                 members.step()?;
             }
             out.push(b'}');
         }
         b'[' => out.extend_from_slice(text.value()?),
-        // Two texts with escapes may be the same string.
         b'"' => match text.value()? {
-            escaped if escaped.contains(&b'\\') => out.extend_from_slice(escaped),
+            escaped if seen == Seen::Compared && escaped.contains(&b'\\') => out.extend_from_slice(escaped),
             _ => out.push(b's'),
         },
         b'n' | b't' | b'f' => match text.value()? {
@@ -153,7 +160,7 @@ fn value(text: &mut Compact<'_>, depth: usize, out: &mut Vec<u8>) -> Option<()> 
             _ => return None,
         },
         _ => match text.value()? {
-            number if is_plain_integer(number) => out.push(b'0'),
+            number if seen == Seen::Alone || is_plain_integer(number) => out.push(b'0'),
             other => out.extend_from_slice(other),
         },
     }
@@ -187,6 +194,8 @@ mod tests {
         let nothing = json!({});
         let made = |name: &str, number: i64| json!({ "metadata": { "name": name, "generation": number } });
         assert_eq!(shape(&nothing, &made("a", 1)), shape(&nothing, &made("bcd", -23)));
+        assert_eq!(shape(&nothing, &made("a", 1)), shape(&nothing, &made("\"b\"", 1)));
+        assert_ne!(shape(&made("x", 1), &made("a", 1)), shape(&made("x", 1), &made("\"b\"", 1)), "may be the same");
         for (case, other) in [
             ("a name", json!({ "metadata": { "nane": "a", "generation": 1 } })),
             ("a type", json!({ "metadata": { "name": 1, "generation": 1 } })),

@@ -83,9 +83,10 @@ impl Patch {
         } else {
             render::text(&mut bytes, kind.descriptor(), &current.divided.text, stored.revision);
         }
-        let damaged = |e| ApiError::Internal(format!("a stored object cannot be read: {e}"));
+        let damaged = |e: serde_json::Error| ApiError::Internal(format!("a stored object cannot be read: {e}"));
         if let Self::Merge(patch) = self {
-            return Ok(raw::merged(serde_json::from_slice(&bytes).map_err(damaged)?, patch));
+            let text = std::str::from_utf8(&bytes).map_err(|e| damaged(serde::de::Error::custom(e)))?;
+            return Ok(raw::merged(text, patch));
         }
         let mut value: Value = serde_json::from_slice(&bytes).map_err(damaged)?;
         self.merge(kind.schema(), &mut value)?;

@@ -235,7 +235,8 @@ fn mirror_source(spec: &mut PersistentVolumeClaimSpec) {
 }
 
 fn check_immutable(new: &PersistentVolumeClaim, old: &PersistentVolumeClaim, errors: &mut Vec<FieldError>) {
-    let spec = new.spec.clone().unwrap_or_default();
+    let unspecified = PersistentVolumeClaimSpec::default();
+    let spec = new.spec.as_ref().unwrap_or(&unspecified);
     let mut allowed = old.spec.clone().unwrap_or_default();
     if allowed.volume_name.as_deref().is_none_or(str::is_empty) {
         allowed.volume_name = spec.volume_name.clone();
@@ -247,17 +248,19 @@ fn check_immutable(new: &PersistentVolumeClaim, old: &PersistentVolumeClaim, err
         }
     }
     let requests = |spec: &PersistentVolumeClaimSpec| spec.resources.as_ref().and_then(|r| r.requests.clone());
+    let count =
+        |spec: &PersistentVolumeClaimSpec| spec.resources.as_ref().and_then(|r| Some(r.requests.as_ref()?.len()));
     // The same size in another spelling is the same size.
-    let same_size = requests(&spec).map(|r| r.len()) == requests(&allowed).map(|r| r.len())
-        && requested(new).zip(requested(old)).is_some_and(|(new, old)| new == old);
+    let same_size =
+        count(spec) == count(&allowed) && requested(new).zip(requested(old)).is_some_and(|(new, old)| new == old);
     if same_size {
-        allowed.resources.get_or_insert_default().requests = requests(&spec);
+        allowed.resources.get_or_insert_default().requests = requests(spec);
     }
     if claim_phase(old) == "Bound" {
-        allowed.resources.get_or_insert_default().requests = requests(&spec);
+        allowed.resources.get_or_insert_default().requests = requests(spec);
         allowed.volume_attributes_class_name = spec.volume_attributes_class_name.clone();
     }
-    if spec != allowed {
+    if *spec != allowed {
         errors.push(FieldError::forbidden("spec", IMMUTABLE));
         return;
     }
