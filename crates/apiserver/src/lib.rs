@@ -102,7 +102,7 @@ pub struct Config {
     pub more_metrics: Vec<fn(&mut prometheus_client::registry::Registry)>,
 }
 
-/// What is encrypted on disk when there is a key.
+/// What is private, and encrypted on disk when there is a key.
 const SEALED: [&str; 1] = ["/registry/secrets/"];
 
 impl Config {
@@ -176,7 +176,7 @@ impl ApiServer {
         let path = data.join("store.redb");
         let history = config.history;
         let seal = config.encryption_key.as_deref().map(|keys| Seal::read(keys, &SEALED)).transpose()?;
-        let store = tokio::task::spawn_blocking(move || EmbeddedStore::open_sealed(&path, history, seal))
+        let store = tokio::task::spawn_blocking(move || EmbeddedStore::open_sealed(&path, history, seal, &SEALED))
             .await
             .map_err(|e| OpenError::DataDir { path: data.clone(), source: io::Error::other(e) })??;
         let mut names = config.extra_names;

@@ -69,7 +69,12 @@ impl<'a> View<'a> {
         let mut snapshot = self.store.list(range).await?;
         if let Some(conversion) = &self.conversion {
             for kept in &mut snapshot.kept {
-                *kept = (&shown(&**conversion, &kept.entry())).into();
+                let entry = kept.entry();
+                let shown = shown(&**conversion, &entry);
+                // Most are shown as they are stored, and stay as small as that.
+                if shown.value != entry.value {
+                    *kept = (&shown).into();
+                }
             }
         }
         Ok(snapshot)

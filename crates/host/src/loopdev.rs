@@ -4,7 +4,7 @@
 //! next caller as soon as it is free.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -20,6 +20,9 @@ use crate::mount::last_errno;
 const LOOP_MAJOR: u32 = 7;
 const CONTROL: &str = "/dev/loop-control";
 const PARTITIONS: &str = "/proc/partitions";
+const PAGE: usize = 4096;
+/// Of that file.
+const LONGEST_LINE: usize = 128;
 const SECTOR: u32 = 512;
 /// Each lost race means that another caller won a device, so this many losses in a row mean something else.
 const MOST_RACES: u32 = 512;
@@ -54,7 +57,7 @@ pub enum LoopError {
     Races { file: PathBuf },
     #[error("{file:?} is already attached as {node:?} with other access rights")]
     OtherAccess { file: PathBuf, node: PathBuf },
-    #[error("list loop devices in {PARTITIONS}")]
+    #[error("list loop devices")]
     List { source: io::Error },
     #[error("{what} {node:?}")]
     Control { what: &'static str, node: PathBuf, source: io::Error },
@@ -274,11 +277,12 @@ fn node(number: u32) -> Result<PathBuf, LoopError> {
 
 /// Number and backing file of every attached device, as /sys tells it.
 fn attached() -> Result<Vec<(u32, String)>, LoopError> {
-    // It shows the devices that have a size, which are those with a file. There can be a hundred others: whoever attaches
-    // makes new ones, and nobody takes them away.
-    let sized = std::fs::read_to_string(PARTITIONS).map_err(|source| LoopError::List { source })?;
+    let numbers = match sized() {
+        Some(numbers) => numbers,
+        None => present().map_err(|source| LoopError::List { source })?,
+    };
     let mut all = Vec::new();
-    for number in sized.lines().filter_map(loop_number) {
+    for number in numbers {
         // Absent if it was detached meanwhile.
         if let Some(file) = backing_file(number) {
             all.push((number, String::from_utf8_lossy(&file).trim_end_matches('\n').to_owned()));
@@ -286,6 +290,23 @@ fn attached() -> Result<Vec<(u32, String)>, LoopError> {
     }
     all.sort();
     Ok(all)
+}
+
+/// The loop devices that have a size, which are those with a file. There can be a hundred others: whoever attaches makes
+/// new ones, and nobody takes them away. Nothing if they do not fit in one page: from page to page the kernel goes by
+/// count, and skips one when another has gone.
+fn sized() -> Option<Vec<u32>> {
+    let mut page = [0; PAGE];
+    let mut file = File::open(PARTITIONS).ok()?;
+    let length = file.read(&mut page).ok()?;
+    let text = std::str::from_utf8(&page[..length]).ok().filter(|_| length < PAGE - LONGEST_LINE)?;
+    Some(text.lines().filter_map(loop_number).collect())
+}
+
+/// All loop devices there are.
+fn present() -> io::Result<Vec<u32>> {
+    let names = std::fs::read_dir("/sys/block")?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>()?;
+    Ok(names.iter().filter_map(|name| name.to_str()?.strip_prefix("loop")?.parse().ok()).collect())
 }
 
 /// The number of the loop device in a line of `/proc/partitions`: its major and minor number, its size and its name.

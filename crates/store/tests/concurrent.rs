@@ -96,7 +96,15 @@ async fn a_slow_watcher_catches_up_or_is_told() {
         async move {
             let all = (0..count).map(|i| {
                 let store = store.clone();
-                tokio::spawn(async move { store.create(&format!("/{}-{i}", uuid()), Bytes::from("x")).await.unwrap() })
+                tokio::spawn(async move {
+                    store
+                        .create(
+                            &format!("/{}-{i}", uuid()),
+                            Bytes::from(format!("{i} {}", "much like the others ".repeat(9))),
+                        )
+                        .await
+                        .unwrap()
+                })
             });
             for task in all.collect::<Vec<_>>() {
                 task.await.unwrap();

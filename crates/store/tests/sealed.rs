@@ -25,7 +25,7 @@ impl Place {
             std::fs::write(&file, keys.join("\n")).unwrap();
             Seal::read(&file, &["/secrets/"]).unwrap()
         });
-        EmbeddedStore::open_sealed(&self.path(), History::default(), seal)
+        EmbeddedStore::open_sealed(&self.path(), History::default(), seal, &[])
     }
 
     fn open(&self, keys: &[&str]) -> EmbeddedStore {

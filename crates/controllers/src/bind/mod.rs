@@ -137,7 +137,7 @@ impl Binder {
             }
             Subject::Class(class) => {
                 let waiting = self.observed.pending_of_class(&class);
-                waiting.iter().for_each(|claim| self.queue.add_later(Subject::Claim(Key::of(&claim.metadata))));
+                waiting.iter().for_each(|claim| self.queue.add_later(Subject::Claim((**claim).clone())));
             }
             Subject::Volume(name) => {
                 let Some(volume) = self.observed.volumes.named(&name) else { return Ok(Outcome::Done) };

@@ -166,10 +166,10 @@ impl Observed {
     }
 
     /// Claims that a free volume of this class could serve.
-    pub(super) fn pending_of_class(&self, class: &str) -> Vec<Arc<PersistentVolumeClaim>> {
-        let mut claims = self.pending.get(class);
+    pub(super) fn pending_of_class(&self, class: &str) -> Vec<Arc<Key>> {
+        let mut claims = self.pending.keys(class);
         if class.is_empty() {
-            claims.extend(self.pending.get(UNSAID));
+            claims.extend(self.pending.keys(UNSAID));
         }
         claims
     }

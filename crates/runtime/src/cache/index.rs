@@ -25,6 +25,11 @@ impl<K: Cached> Index<K> {
         self.cache.indexed(self.position, term)
     }
 
+    /// The keys alone, which cost nothing.
+    pub fn keys(&self, term: &str) -> Vec<Arc<Key>> {
+        self.cache.keys_indexed(self.position, term)
+    }
+
     pub fn has(&self, term: &str) -> bool {
         self.cache.is_indexed(self.position, term)
     }

@@ -193,7 +193,17 @@ impl<K: Cached> Cache<K> {
             let keys = state.indexes[position].get(term).into_iter();
             keys.filter_map(|key| state.objects.get(&*key).cloned().map(|held| (key, held))).collect()
         };
-        found.into_iter().map(|(key, held)| self.worked_with(key, &held)).collect()
+        // Whoever asks for very many works with none of them.
+        let is_work = found.len() <= WARM / 8;
+        let object = |(key, held): (Arc<Key>, Held<K>)| match is_work {
+            true => self.worked_with(key, &held),
+            false => held.parcel.object(),
+        };
+        found.into_iter().map(object).collect()
+    }
+
+    fn keys_indexed(&self, position: usize, term: &str) -> Vec<Arc<Key>> {
+        self.0.state.read().indexes[position].get(term)
     }
 
     fn is_indexed(&self, position: usize, term: &str) -> bool {
@@ -235,12 +245,13 @@ impl<K: Cached> Cache<K> {
     /// A complete list was taken at `revision` and showed these objects: what else is here is gone, unless it is newer
     /// than the list.
     pub(crate) fn listed(&self, shown: &HashSet<Key>, revision: u64) {
+        // First of all: a reply that comes from now on is older than the list.
+        self.passed(revision);
         let here: Vec<Arc<Key>> =
             self.0.state.read().objects.keys().filter(|k| !shown.contains(&***k)).cloned().collect();
         for key in here {
             self.change(|state| state.remove_up_to(&key, revision));
         }
-        self.passed(revision);
         self.0.synced.send_replace(true);
     }
 

@@ -43,11 +43,6 @@ impl Disk {
         Self { path, seal, sum, packer, state: State::Well(database) }
     }
 
-    /// The changes that the events make, with new values as they are stored.
-    pub(super) fn packed(&mut self, events: Vec<Event>) -> Vec<Change> {
-        self.packer.pack(self.seal.as_ref(), events)
-    }
-
     /// Makes the disk usable if it was not. The changes of a batch that failed and is on disk all the same come back, to
     /// be shown to readers; `revision` is the newest they can see.
     pub(super) fn recover(&mut self, revision: Revision) -> Result<Vec<Change>, CommitError> {
@@ -60,26 +55,30 @@ impl Disk {
         let doubtful = std::mem::take(doubtful);
         if landed {
             self.sum = doubtful.iter().fold(self.sum, |sum, change| sum.after(&change.event));
-            self.packer.saved();
         }
         self.state = State::Well(database);
         tracing::info!(path = %self.path.display(), "the store can be written again");
         Ok(if landed { doubtful } else { Vec::new() })
     }
 
-    /// Makes the changes durable, all or none. After an error it is open which.
-    pub(super) fn commit(&mut self, changes: &[Change]) -> Result<(), CommitError> {
+    /// Makes the events durable, all or none, and returns them with new values as they are stored. After an error it is
+    /// open which.
+    pub(super) fn commit(&mut self, events: Vec<Event>) -> Result<Vec<Change>, CommitError> {
         let State::Well(database) = &self.state else { return Err(CommitError::Database(redb::Error::PreviousIo)) };
+        let changes = self.packer.pack(self.seal.as_ref(), events);
         let sum = changes.iter().fold(self.sum, |sum, change| sum.after(&change.event));
-        let outcome = write(database, self.seal.as_ref(), changes, self.packer.unsaved(), sum);
+        let outcome = write(database, self.seal.as_ref(), &changes, self.packer.unsaved(), sum);
         match outcome {
             Ok(()) => {
                 self.sum = sum;
                 self.packer.saved();
+                Ok(changes)
             }
-            Err(_) => self.state = State::Failed(changes.to_vec()),
+            Err(error) => {
+                self.state = State::Failed(changes);
+                Err(error)
+            }
         }
-        outcome
     }
 }
 

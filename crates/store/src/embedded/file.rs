@@ -322,7 +322,7 @@ fn refresh(
             write.open_table(META)?.insert(FORMAT, KNOWN_FORMAT)?;
         }
         write.commit()?;
-        if !stale.objects.is_empty() {
+        if !stale.objects.is_empty() || !stale.samples.is_empty() {
             // The pages that held the old form are free now, but their bytes are still there.
             database.compact()?;
         }

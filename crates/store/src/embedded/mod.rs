@@ -53,13 +53,14 @@ pub struct EmbeddedStore {
 impl EmbeddedStore {
     /// Opens the file, or makes it if it does not exist. Blocks: it reads every object into memory.
     pub fn open(path: &Path, history: History) -> Result<Self, OpenError> {
-        Self::open_sealed(path, history, None)
+        Self::open_sealed(path, history, None, &[])
     }
 
-    /// Like `open`, with encryption of what `seal` covers.
-    pub fn open_sealed(path: &Path, history: History, seal: Option<Seal>) -> Result<Self, OpenError> {
+    /// Like `open`, with encryption of what `seal` covers. No trace of values under `private` prefixes is kept beside
+    /// the values themselves.
+    pub fn open_sealed(path: &Path, history: History, seal: Option<Seal>, private: &[&str]) -> Result<Self, OpenError> {
         let (database, loaded) = file::open(path, seal.as_ref())?;
-        let (sum, packer) = (loaded.sum, Packer::resumed(&loaded.samples));
+        let (sum, packer) = (loaded.sum, Packer::resumed(&loaded.samples, private));
         let shared = Arc::new(Shared::new(loaded, history));
         let (queue, requests) = std::sync::mpsc::channel();
         let statistics = Arc::new(Statistics::default());

@@ -15,22 +15,29 @@ pub(super) type Named = (Arc<str>, Arc<Sample>);
 #[derive(Default)]
 pub(super) struct Packer {
     sorts: HashMap<Arc<str>, Sort>,
+    /// What is never a sample: one outlives the value it was taken from.
+    private: Vec<String>,
     next: u32,
-    /// Samples that may not be on disk yet. What is packed with them must not get there before them.
+    /// Samples that may not be on disk yet. What is packed with them must not get there before them; storing one twice
+    /// does no harm.
     unsaved: Vec<Named>,
 }
 
-/// What keys that begin alike have in common: two steps of their path, or one if there are no more.
+/// What keys of one kind of object begin with.
 pub(super) fn sort(key: &str) -> &str {
     let mut slashes = key.match_indices('/').map(|(at, _)| at).filter(|at| *at > 0);
-    let (first, second) = (slashes.next(), slashes.next());
-    &key[..second.or(first).unwrap_or(0)]
+    let (Some(first), second) = (slashes.next(), slashes.next()) else { return "" };
+    let Some(second) = second else { return &key[..first] };
+    // A group of kinds has a dot in its name, and its kinds below it.
+    let third = slashes.next().filter(|_| key[first..second].contains('.'));
+    &key[..third.unwrap_or(second)]
 }
 
 impl Packer {
     /// Goes on with the samples that were stored.
-    pub(super) fn resumed(stored: &[Named]) -> Self {
-        let mut packer = Self::default();
+    pub(super) fn resumed(stored: &[Named], private: &[&str]) -> Self {
+        let private = private.iter().map(|prefix| (*prefix).to_owned()).collect();
+        let mut packer = Self { private, ..Self::default() };
         let mut counts: HashMap<&Arc<str>, (u32, &Arc<Sample>)> = HashMap::new();
         for (sort, sample) in stored {
             packer.next = packer.next.max(sample.id() + 1);
@@ -53,9 +60,10 @@ impl Packer {
         for event in events {
             let new = event.new.as_ref().map(|entry| {
                 let sort = sort(&entry.key);
-                let packed = match seal.filter(|seal| seal.touches(sort)) {
-                    Some(_) => Packed::plain(&entry.value),
-                    None => self.packed(sort, &entry.value),
+                let is_private = self.private.iter().any(|prefix| entry.key.starts_with(prefix.as_str()));
+                let packed = match is_private || seal.is_some_and(|seal| seal.touches(sort)) {
+                    true => Packed::plain(&entry.value),
+                    false => self.packed(sort, &entry.value),
                 };
                 Kept::new(entry, packed)
             });
@@ -121,9 +129,16 @@ mod tests {
         pack(&mut packer, n + 2);
         assert!(packer.unsaved().is_empty());
         let stored = [("/registry/things".into(), used.clone())];
-        let mut resumed = Packer::resumed(&stored);
+        let mut resumed = Packer::resumed(&stored, &[]);
         assert_eq!(pack(&mut resumed, n + 3).value.sample(), Some(used), "a start goes on with what is there");
         assert_eq!(resumed.next, used.id() + 1);
+    }
+
+    #[test]
+    fn what_is_private_is_no_sample() {
+        let mut packer = Packer::resumed(&[], &["/registry/things/"]);
+        assert!((1..100).all(|n| pack(&mut packer, n).value.sample().is_none()));
+        assert!(packer.unsaved().is_empty());
     }
 
     #[test]
@@ -131,7 +146,8 @@ mod tests {
         for (key, of) in [
             ("/registry/pods/ns/name", "/registry/pods"),
             ("/registry/nodes/name", "/registry/nodes"),
-            ("/registry/example.com/widgets/ns/name", "/registry/example.com"),
+            ("/registry/example.com/widgets/ns/name", "/registry/example.com/widgets"),
+            ("/registry/example.com/name", "/registry/example.com"),
             ("/k/1", "/k"),
             ("/k", ""),
             ("k", ""),

@@ -32,6 +32,7 @@ pub(super) struct Change {
 }
 
 /// What is kept of a change.
+#[derive(Clone)]
 struct Past {
     revision: Revision,
     new: Option<Kept>,
@@ -96,11 +97,33 @@ struct Watch {
 }
 
 struct Queue {
-    events: VecDeque<Arc<Event>>,
+    events: VecDeque<Queued>,
     /// Everything up to here is in `events` or was handed out; what follows is in the history.
     behind: Option<Revision>,
     waker: Option<Waker>,
     closed: bool,
+}
+
+/// A change as it happened, or one from the history, which each watch unpacks for itself.
+enum Queued {
+    Fresh(Arc<Event>),
+    Past(Past),
+}
+
+impl Queued {
+    fn revision(&self) -> Revision {
+        match self {
+            Self::Fresh(event) => event.revision,
+            Self::Past(past) => past.revision,
+        }
+    }
+
+    fn event(self) -> Arc<Event> {
+        match self {
+            Self::Fresh(event) => event,
+            Self::Past(past) => Arc::new(past.event()),
+        }
+    }
 }
 
 pub(super) struct Cursor {
@@ -208,9 +231,9 @@ impl Shared {
                 let mut queue = watch.queue.lock();
                 if queue.behind.is_none() {
                     if queue.events.len() < QUEUE {
-                        queue.events.push_back(event.clone());
+                        queue.events.push_back(Queued::Fresh(event.clone()));
                     } else {
-                        queue.behind = queue.events.back().map(|last| last.revision);
+                        queue.behind = queue.events.back().map(Queued::revision);
                     }
                 }
                 wake.extend(queue.waker.take());
@@ -257,14 +280,14 @@ impl State {
     }
 
     /// The next events after a revision, and from where to go on if there are more than fit in a queue.
-    fn after(&self, prefix: &str, after: Revision) -> Result<(VecDeque<Arc<Event>>, Option<Revision>), WatchError> {
+    fn after(&self, prefix: &str, after: Revision) -> Result<(VecDeque<Queued>, Option<Revision>), WatchError> {
         if after < self.compacted {
             return Err(WatchError::TooOld { asked: after, oldest: self.compacted });
         }
         let start = self.history.partition_point(|e| e.revision <= after);
         let found = self.history.range(start..).filter(|past| past.key().starts_with(prefix));
-        let events: VecDeque<_> = found.take(QUEUE).map(|past| Arc::new(past.event())).collect();
-        let behind = events.back().filter(|_| events.len() == QUEUE).map(|last| last.revision);
+        let events: VecDeque<_> = found.take(QUEUE).cloned().map(Queued::Past).collect();
+        let behind = events.back().filter(|_| events.len() == QUEUE).map(Queued::revision);
         Ok((events, behind))
     }
 
@@ -295,9 +318,10 @@ impl Watcher for Cursor {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Arc<Event>, WatchError>> {
         loop {
             let mut queue = self.watch.queue.lock();
-            if let Some(event) = queue.events.pop_front() {
-                self.delivered = event.revision;
-                return Poll::Ready(Ok(event));
+            if let Some(queued) = queue.events.pop_front() {
+                drop(queue);
+                self.delivered = queued.revision();
+                return Poll::Ready(Ok(queued.event()));
             }
             if queue.closed {
                 return Poll::Ready(Err(WatchError::Closed));

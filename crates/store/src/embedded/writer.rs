@@ -53,10 +53,12 @@ fn write(disk: &mut Disk, shared: &Shared, statistics: &Statistics, batch: Vec<R
         }
     });
     let (events, answers) = plan(shared, batch);
-    let changes = disk.packed(events);
-    let outcome = if changes.is_empty() { Ok(()) } else { recovered.and_then(|()| disk.commit(&changes)) };
+    let outcome = match events.is_empty() {
+        true => Ok(Vec::new()),
+        false => recovered.and_then(|()| disk.commit(events)),
+    };
     match outcome {
-        Ok(()) => {
+        Ok(changes) => {
             cleat_crash::point("store:committed");
             if !changes.is_empty() {
                 statistics.committed(changes.len());
