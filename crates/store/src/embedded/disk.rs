@@ -116,3 +116,46 @@ fn write(
     write.commit().map_err(redb::Error::from)?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+
+    use super::*;
+    use crate::Entry;
+
+    fn events(numbers: Range<u64>) -> Vec<Event> {
+        let words: Vec<String> = (0..60).map(|word| (word * 7919 % 997).to_string()).collect();
+        let event = |n: u64| {
+            let value = format!("{n} {}", words.join(" ")).into();
+            let entry = Entry { key: format!("/registry/things/{n}").into(), value, created: n, modified: n };
+            Event { revision: n, new: Some(entry), old: None }
+        };
+        numbers.map(event).collect()
+    }
+
+    #[test]
+    fn samples_of_a_batch_that_failed_are_stored_with_the_next() {
+        for (case, landed) in [("it did not land", 2..2), ("it landed all the same", 2..5)] {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("store.redb");
+            let (database, loaded) = file::open(&path, None).unwrap();
+            let mut disk = Disk::new(path.clone(), None, database, loaded.sum, Packer::default());
+            let before = disk.sum;
+            let mut failed = Vec::new();
+            if !landed.is_empty() {
+                failed = disk.commit(events(landed.clone())).unwrap();
+                disk.sum = before;
+            }
+            let lost = disk.packer.pack(None, events(100..130));
+            assert!(!disk.packer.unsaved().is_empty(), "{case}: a sample was made on the way");
+            disk.state = State::Failed(if landed.is_empty() { lost } else { failed });
+            assert_eq!(disk.recover(1).unwrap().len(), landed.clone().count(), "{case}");
+            disk.commit(events(landed.end..landed.end + 3)).unwrap();
+            drop(disk);
+            let (_, loaded) = file::open(&path, None).unwrap_or_else(|e| panic!("{case}: {e}"));
+            assert_eq!(loaded.objects.len(), landed.count() + 3, "{case}");
+            assert!(!loaded.samples.is_empty(), "{case}");
+        }
+    }
+}
