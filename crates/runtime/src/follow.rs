@@ -1,24 +1,13 @@
-//! Follows one kind: a list, then a watch from its revision, then again from wherever the watch ended. What is made of the
-//! text is up to the follower.
+//! Who owns whom, of one kind: of each object only what tells that is read.
 
 use std::borrow::Cow;
-use std::time::Duration;
 
 use kube::Client;
-use kube::api::{ListParams, Request, WatchParams};
-use kube::core::Status;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use tracing::warn;
 
-use crate::wire::{self, Lines};
-
-const PAGE: u32 = 500;
-/// The server ends a watch after this many seconds; one that is silent for longer has lost its connection.
-const WATCH_SECONDS: u32 = 290;
-const SILENCE: Duration = Duration::from_secs(300);
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+use crate::watch::{self, Page, Reader, Taken};
+use crate::wire;
 
 /// Who is told of what a kind's objects are, and of each change.
 pub trait Follower: Send {
@@ -84,43 +73,10 @@ impl Metadata<'_> {
 
 /// Follows the kind at this path until dropped.
 pub async fn follow(client: &Client, path: &str, follower: &mut dyn Follower) {
-    let requests = Request::new(path);
-    let mut from: Option<String> = None;
-    let mut pause = FIRST_PAUSE;
-    loop {
-        let failure = match from.take() {
-            None => match list(client, &requests, follower).await {
-                Ok(revision) => {
-                    from = Some(revision);
-                    None
-                }
-                Err(error) => Some(error.to_string()),
-            },
-            Some(revision) => match watch(client, &requests, revision, follower).await {
-                End::Resume(revision) => {
-                    from = Some(revision);
-                    None
-                }
-                End::TooOld => None,
-                End::Failed { error, at, worked } => {
-                    if worked {
-                        pause = FIRST_PAUSE;
-                    }
-                    from = Some(at);
-                    Some(error)
-                }
-            },
-        };
-        match failure {
-            None => pause = FIRST_PAUSE,
-            Some(error) => {
-                warn!(path, error, "watch interrupted; it will be resumed");
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
-            }
-        }
-    }
+    watch::keep(client, path, &mut Following(follower)).await;
 }
+
+struct Following<'a>(&'a mut dyn Follower);
 
 #[derive(Deserialize)]
 struct Object<'a> {
@@ -131,14 +87,14 @@ struct Object<'a> {
 #[derive(Deserialize)]
 struct List<'a> {
     #[serde(borrow, default)]
-    metadata: Page<'a>,
+    metadata: Beside<'a>,
     #[serde(borrow, default)]
     items: Vec<Object<'a>>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Page<'a> {
+struct Beside<'a> {
     #[serde(borrow, rename = "continue")]
     more: Option<Cow<'a, str>>,
     #[serde(borrow)]
@@ -153,83 +109,34 @@ struct Line<'a> {
     object: Object<'a>,
 }
 
-/// Takes a complete list, page by page, and returns its revision.
-async fn list(client: &Client, requests: &Request, follower: &mut dyn Follower) -> kube::Result<String> {
-    let mut page = ListParams::default().limit(PAGE);
-    follower.begun();
-    loop {
-        let request = requests.list(&page).map_err(kube::Error::BuildRequest)?;
-        let text = wire::text(client, request).await?;
-        let List { metadata, items } = serde_json::from_slice(&text).map_err(kube::Error::SerdeError)?;
-        items.into_iter().for_each(|object| follower.listed(object.metadata));
-        match metadata.more.filter(|token| !token.is_empty()) {
-            Some(token) => page = page.continue_token(&token),
-            None => {
-                follower.complete();
-                return Ok(metadata.resource_version.unwrap_or_default().into_owned());
-            }
+impl Reader for Following<'_> {
+    fn begun(&mut self) {
+        self.0.begun();
+    }
+
+    fn page(&mut self, text: &[u8]) -> serde_json::Result<Page> {
+        let List { metadata, items } = serde_json::from_slice(text)?;
+        items.into_iter().for_each(|object| self.0.listed(object.metadata));
+        let revision = metadata.resource_version.unwrap_or_default().into_owned();
+        Ok(Page { more: metadata.more.map(Cow::into_owned), revision })
+    }
+
+    fn complete(&mut self, _: &str) {
+        self.0.complete();
+    }
+
+    fn line(&mut self, line: &[u8]) -> serde_json::Result<Taken> {
+        let Line { verb, object } = serde_json::from_slice(line)?;
+        let mut metadata = object.metadata;
+        let newest = metadata.resource_version.take();
+        match &*verb {
+            "ADDED" | "MODIFIED" => self.0.applied(metadata),
+            "DELETED" => self.0.deleted(metadata),
+            "ERROR" => return wire::object(line).map(Taken::End),
+            _ => {}
         }
+        Ok(newest.map_or(Taken::Nothing, |newest| Taken::Upto(newest.into_owned())))
     }
-}
-
-/// Why a watch came to an end.
-enum End {
-    /// Go on from this revision.
-    Resume(String),
-    /// The history from there on is gone.
-    TooOld,
-    /// Go on from this revision, after a pause; a short one if the watch had worked.
-    Failed { error: String, at: String, worked: bool },
-}
-
-async fn watch(client: &Client, requests: &Request, mut revision: String, follower: &mut dyn Follower) -> End {
-    let parameters = WatchParams::default().timeout(WATCH_SECONDS);
-    let opened = async {
-        let request = requests.watch(&parameters, &revision).map_err(kube::Error::BuildRequest)?;
-        Lines::open(client, request).await
-    };
-    let mut lines = match opened.await {
-        Ok(lines) => lines,
-        Err(kube::Error::Api(status)) if status.code == 410 => return End::TooOld,
-        Err(error) => return End::Failed { error: error.to_string(), at: revision, worked: false },
-    };
-    let mut worked = false;
-    loop {
-        let line = match tokio::time::timeout(SILENCE, lines.next()).await {
-            Ok(Ok(Some(line))) => line,
-            Ok(Ok(None)) => return End::Resume(revision),
-            Ok(Err(error)) => return End::Failed { error: error.to_string(), at: revision, worked },
-            Err(_) => return End::Failed { error: "the server is silent".to_owned(), at: revision, worked },
-        };
-        match take(&line, &mut revision, follower) {
-            Ok(None) => worked = true,
-            Ok(Some(status)) if status.code == 410 => return End::TooOld,
-            Ok(Some(status)) => return End::Failed { error: status.to_string(), at: revision, worked },
-            Err(error) => return End::Failed { error: error.to_string(), at: revision, worked: false },
-        }
-    }
-}
-
-/// Takes one change in. Returns what the server ends the watch with, if that is what the line says.
-fn take(line: &[u8], revision: &mut String, follower: &mut dyn Follower) -> serde_json::Result<Option<Box<Status>>> {
-    if line.trim_ascii().is_empty() {
-        return Ok(None);
-    }
-    let Line { verb, object } = serde_json::from_slice(line)?;
-    let mut metadata = object.metadata;
-    if verb == "ERROR" {
-        return wire::object(line).map(Some);
-    }
-    if let Some(newest) = metadata.resource_version.take() {
-        revision.clear();
-        revision.push_str(&newest);
-    }
-    match &*verb {
-        "ADDED" | "MODIFIED" => follower.applied(metadata),
-        "DELETED" => follower.deleted(metadata),
-        _ => {}
-    }
-    Ok(None)
 }
 
 #[cfg(test)]
@@ -239,6 +146,7 @@ mod tests {
     use parking_lot::Mutex;
     use std::collections::VecDeque;
     use std::sync::Arc;
+    use std::time::Duration;
 
     #[derive(Default)]
     struct Told(Vec<String>);

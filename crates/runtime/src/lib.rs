@@ -13,6 +13,7 @@ pub mod lease;
 pub mod metrics;
 pub mod queue;
 mod reflect;
+mod watch;
 mod wire;
 pub mod work;
 pub mod write;

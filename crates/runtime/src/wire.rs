@@ -171,7 +171,7 @@ pub(crate) fn object<T: DeserializeOwned>(line: &[u8]) -> serde_json::Result<T> 
 ///
 /// In a string every quote is escaped, so what is searched for can only be a key. If it is not followed by a list, or
 /// the list has no end, the text is left as it is, for the decoder to judge.
-fn slim(text: &[u8]) -> Cow<'_, [u8]> {
+pub(crate) fn slim(text: &[u8]) -> Cow<'_, [u8]> {
     const KEY: &[u8] = b"\"managedFields\":[";
     let mut kept: Option<Vec<u8>> = None;
     let mut rest = text;
