@@ -39,6 +39,7 @@ const STACK: &[&str] = &[
     "publish:let-go",
     "publish:volume-let-go",
     "provision:volume-deleted",
+    "provision:record-released",
 ];
 
 const DRIVER: &[&str] = &[

@@ -52,8 +52,8 @@ pub(crate) enum Taken {
 enum End {
     /// Go on from this revision.
     Resume(String),
-    /// The history from there on is gone.
-    TooOld,
+    /// The history from there on is gone. Did the watch work before that?
+    TooOld { worked: bool },
     /// Go on from this revision, after a pause; a short one if the watch had worked.
     Failed { error: String, at: String, worked: bool },
 }
@@ -77,7 +77,9 @@ pub(crate) async fn keep(client: &Client, path: &str, reader: &mut dyn Reader) {
                     from = Some(revision);
                     None
                 }
-                End::TooOld => None,
+                End::TooOld { worked: true } => None,
+                // The next list may be too old as soon as it is taken: it is not taken at once.
+                End::TooOld { worked: false } => Some("the history it needs is gone".to_owned()),
                 End::Failed { error, at, worked } => {
                     if worked {
                         pause = FIRST_PAUSE;
@@ -124,7 +126,7 @@ async fn watch(client: &Client, requests: &Request, mut revision: String, reader
     };
     let mut lines = match opened.await {
         Ok(lines) => lines,
-        Err(kube::Error::Api(status)) if status.code == 410 => return End::TooOld,
+        Err(kube::Error::Api(status)) if status.code == 410 => return End::TooOld { worked: false },
         Err(error) => return End::Failed { error: error.to_string(), at: revision, worked: false },
     };
     let mut worked = false;
@@ -144,7 +146,7 @@ async fn watch(client: &Client, requests: &Request, mut revision: String, reader
                 worked = true;
             }
             Ok(Taken::Nothing) => {}
-            Ok(Taken::End(status)) if status.code == 410 => return End::TooOld,
+            Ok(Taken::End(status)) if status.code == 410 => return End::TooOld { worked },
             Ok(Taken::End(status)) => return End::Failed { error: status.to_string(), at: revision, worked },
             Err(error) => return End::Failed { error: error.to_string(), at: revision, worked: false },
         }

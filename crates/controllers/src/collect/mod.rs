@@ -25,11 +25,13 @@ use tracing::{debug, warn};
 
 use crate::Context;
 use act::CollectError;
-use observe::Graph;
+use observe::{Graph, Node};
 use uid::Uid;
 
 const AT_ONCE: usize = 16;
 const RETRY: Duration = Duration::from_secs(1);
+/// When an object is looked at again one of whose owners no watch has shown.
+const UNHEARD: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Subject {
@@ -86,10 +88,19 @@ async fn follow_kinds(context: Context, graph: Arc<Graph>, stale: Arc<Notify>, s
 impl Collector {
     async fn reconcile(self, subject: Subject) -> Result<Outcome, CollectError> {
         match subject {
-            Subject::Object(uid) => self.object(&uid).await?,
+            Subject::Object(uid) => {
+                self.object(&uid).await?;
+                // An owner that only the server knows may come and go while its watch starts over, unheard.
+                let is_heard = self.graph.get(&uid).is_none_or(|node| self.knows_owners(&node));
+                return Ok(if is_heard { Outcome::Done } else { Outcome::Again(UNHEARD) });
+            }
             Subject::Namespace(name) => self.namespace(&name).await?,
         }
         Ok(Outcome::Done)
+    }
+
+    fn knows_owners(&self, node: &Node) -> bool {
+        node.owners.iter().all(|owner| self.graph.get(&Uid::of(&owner.uid)).is_some())
     }
 
     async fn object(&self, uid: &Uid) -> Result<(), CollectError> {

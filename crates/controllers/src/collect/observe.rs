@@ -362,10 +362,23 @@ struct Watch {
 }
 
 impl Watch {
+    fn was_listed(&mut self) {
+        if std::mem::take(&mut self.first) {
+            self.graph.unlisted.send_modify(|count| *count = count.map(|n| n.saturating_sub(1)));
+        }
+    }
+
     fn notice_definition(&self) {
         if self.kind.resource.kind == "CustomResourceDefinition" {
             self.stale.notify_one();
         }
+    }
+}
+
+impl Drop for Watch {
+    /// A kind that goes before it was listed is not waited for.
+    fn drop(&mut self) {
+        self.was_listed();
     }
 }
 
@@ -385,9 +398,9 @@ impl Follower for Watch {
 
     fn complete(&mut self) {
         self.graph.keep_only(&self.kind, &std::mem::take(&mut self.listed));
-        if std::mem::take(&mut self.first) {
-            self.graph.unlisted.send_modify(|count| *count = count.map(|n| n.saturating_sub(1)));
-        }
+        self.was_listed();
+        // A definition may have come between discovery and this list.
+        self.notice_definition();
     }
 
     fn applied(&mut self, object: Metadata<'_>) {

@@ -14,7 +14,8 @@
 //!
 //! Crash points: `provision:claim-held` before CreateVolume, `provision:source-held` after that where there is something to
 //! copy, `provision:volume-created` between it and the record of it,
-//! `provision:volume-recorded` after that, `provision:volume-deleted` between DeleteVolume and the deletion of the record.
+//! `provision:volume-recorded` after that, `provision:volume-deleted` between DeleteVolume and the deletion of the record,
+//! `provision:record-released` before the last of that.
 
 mod act;
 mod compete;

@@ -47,6 +47,7 @@ impl Provisioner {
                 cleat_crash::point("provision:volume-deleted");
                 // Before the record is deleted: from then on others take their finalizers off, and would be in the way.
                 self.release(volume.clone()).await?;
+                cleat_crash::point("provision:record-released");
                 if let Some(going) = write::delete(&self.context.client, volume).await? {
                     // Seen at once: what is deleted is not deleted again because the watch is behind.
                     self.observed.volumes.observe_write(going);

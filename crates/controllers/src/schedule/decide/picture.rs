@@ -34,8 +34,13 @@ impl World {
     }
 
     pub fn take_claim(&mut self, key: &Key, stock: &Stock<'_>) {
-        let claim = if self.users.contains_key(key) { (stock.claim)(key) } else { None };
+        let shown = (stock.claim)(key);
+        let claim = shown.clone().filter(|_| self.users.contains_key(key));
         if claim.is_none() && !self.claims.contains_key(key) {
+            // Its volume may have come while it was not yet the claim's for good.
+            if let Some(name) = shown.as_deref().and_then(volume_name) {
+                self.reconsider_volume(name, stock);
+            }
             return;
         }
         let before = self.claim(key).as_deref().and_then(volume_name).map(ToOwned::to_owned);
@@ -205,6 +210,12 @@ mod tests {
         model.claim("c1", Some(claim));
         model.volume("v1", Some(volume.clone()));
         assert_eq!(is_in(&model), (0, 0), "nobody uses them");
+        let (late, early) =
+            build::bound(build::claim("ns", "c2", Some("fast"), "1Gi"), build::volume("v2", "fast", "1Gi"));
+        model.volume("v2", Some(early));
+        assert_eq!(is_in(&model), (0, 1), "its claim is not there yet");
+        model.claim("c2", Some(late));
+        assert_eq!(is_in(&model), (0, 0), "the claim has come, and nobody uses it");
         model.pod("p", Some(build::pod("ns", "p", "", &["c1"])));
         assert_eq!(is_in(&model), (1, 1), "a pod waits");
         model.pod("p", Some(build::pod("ns", "p", "n1", &["c1"])));
@@ -285,6 +296,12 @@ mod tests {
                 }
             }
             assert_eq!(model.shown(&model.some), model.shown(&model.all), "step {step}");
+            let kept: Vec<String> = model.some.volumes.keys().cloned().collect();
+            let volumes = model.volumes.clone();
+            model.with_stock(|world, stock| {
+                let is_needed = |name: &String| world.is_needed(name, &volumes[name], stock);
+                assert!(kept.iter().all(is_needed), "step {step}: {kept:?}");
+            });
         }
     }
 }
