@@ -10,16 +10,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use super::decide::*;
 
 fn seen(claim: PersistentVolumeClaim) -> ClaimSeen {
-    ClaimSeen {
-        claim: Arc::new(claim),
-        named: None,
-        candidates: Vec::new(),
-        class: None,
-        default_class: None,
-        consumers: Vec::new(),
-        in_use: false,
-        provisioner_holds: false,
-    }
+    ClaimSeen::complete(Arc::new(claim), None)
 }
 
 fn naming(mut claim: PersistentVolumeClaim, volume: &str) -> PersistentVolumeClaim {
