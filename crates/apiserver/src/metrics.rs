@@ -131,6 +131,8 @@ impl Collector for Store {
             ("cleat_store_commits", "Batches made durable", load(&self.0.commits)),
             ("cleat_store_writes", "Writes made durable", load(&self.0.writes)),
             ("cleat_store_failures", "Batches that could not be made durable", load(&self.0.failures)),
+            ("cleat_store_checkpoints", "Times the log was taken into the file", load(&self.0.checkpoints)),
+            ("cleat_store_checkpoint_failures", "Times it could not be", load(&self.0.checkpoint_failures)),
         ] {
             let counter = ConstCounter::new(value);
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;

@@ -140,10 +140,12 @@ fn noise(seed: usize, length: usize) -> Bytes {
     (0..length).map(|_| next()).collect::<Vec<u8>>().into()
 }
 
-/// A store of 200 objects, closed; its bytes.
+const OBJECTS: usize = 500;
+
+/// A store of so many objects, closed; its bytes.
 async fn filled(path: &Path) -> Vec<u8> {
     let store = open(path);
-    for i in 0..200 {
+    for i in 0..OBJECTS {
         store.create(&format!("/k/{i}"), value(i)).await.unwrap();
     }
     drop(store);
@@ -175,7 +177,7 @@ async fn a_truncated_or_scribbled_file_is_refused_and_left_alone() {
         assert_eq!(std::fs::metadata(&path).unwrap().len(), bytes.len() as u64, "{case}: left as it was");
     }
     std::fs::write(&path, &good).unwrap();
-    assert_eq!(keys(&open(&path)).await.len(), 200);
+    assert_eq!(keys(&open(&path)).await.len(), OBJECTS);
 }
 
 /// Damage in the middle does not show at the ends: whatever a start accepts must be exactly what was stored.
@@ -195,7 +197,7 @@ async fn damage_anywhere_is_refused_or_harmless() {
             Err(other) => panic!("byte {at}: {other}"),
             Ok(store) => {
                 let listed = store.list(Range { prefix: "/", ..Range::default() }).await.unwrap();
-                assert_eq!(listed.kept.len(), 200, "byte {at}");
+                assert_eq!(listed.kept.len(), OBJECTS, "byte {at}");
                 for entry in listed.entries() {
                     let i = entry.key.trim_start_matches("/k/").parse().unwrap();
                     assert_eq!(entry.value, value(i), "byte {at}: a value was changed");

@@ -33,8 +33,10 @@ impl Place {
     }
 }
 
+/// Is it anywhere in the directory of the store?
 fn contains(path: &Path, wanted: &[u8]) -> bool {
-    std::fs::read(path).unwrap().windows(wanted.len()).any(|w| w == wanted)
+    let files = std::fs::read_dir(path.parent().unwrap()).unwrap().map(|entry| entry.unwrap().path());
+    files.map(|file| std::fs::read(file).unwrap()).any(|bytes| bytes.windows(wanted.len()).any(|w| w == wanted))
 }
 
 async fn value(store: &EmbeddedStore, key: &str) -> Bytes {
@@ -48,6 +50,7 @@ async fn what_is_covered_never_reaches_the_file_in_the_clear() {
     let created = store.create("/secrets/a", PLAIN.into()).await.unwrap();
     store.create("/maps/a", Bytes::from_static(b"in the clear")).await.unwrap();
     assert_eq!(value(&store, "/secrets/a").await, PLAIN, "readers see it plain");
+    assert!(!contains(&place.path(), b"swordfish"), "nor in the log");
     drop(store);
     assert!(!contains(&place.path(), b"swordfish"));
     assert!(contains(&place.path(), b"in the clear"), "the rest is not covered");
@@ -78,6 +81,32 @@ async fn a_start_moves_everything_to_the_first_key() {
     drop(place.open(&[TWO, ONE]));
     assert!(place.try_open(&[ONE]).is_err(), "the old key opens nothing any more");
     assert_eq!(value(&place.open(&[TWO]), "/secrets/a").await, PLAIN);
+}
+
+/// The same store as a machine finds it that lost its power.
+fn copied(place: &Place) -> Place {
+    let copy = Place(tempfile::tempdir().unwrap());
+    for entry in std::fs::read_dir(place.0.path()).unwrap().map(Result::unwrap) {
+        std::fs::copy(entry.path(), copy.0.path().join(entry.file_name())).unwrap();
+    }
+    copy
+}
+
+#[tokio::test]
+async fn a_start_with_a_key_leaves_nothing_in_the_log() {
+    let place = Place(tempfile::tempdir().unwrap());
+    let store = place.open(&[]);
+    store.create("/secrets/a", PLAIN.into()).await.unwrap();
+    let revision = store.create("/maps/a", Bytes::from_static(b"in the clear")).await.unwrap();
+    let copy = copied(&place);
+    assert!(contains(&copy.path(), b"swordfish"));
+    let sealed = copy.open(&[ONE]);
+    assert!(!contains(&copy.path(), b"swordfish"));
+    assert_eq!((value(&sealed, "/secrets/a").await, sealed.revision().await.unwrap()), (PLAIN.into(), revision));
+    sealed.create("/secrets/b", PLAIN.into()).await.unwrap();
+    let again = copied(&copy);
+    assert!(again.try_open(&[]).is_err(), "what only the log has is sealed too");
+    assert_eq!(value(&again.open(&[ONE]), "/secrets/b").await, PLAIN);
 }
 
 #[tokio::test]

@@ -1,161 +1,313 @@
-//! Where batches go. After an error the container refuses everything until it is opened anew; that happens before the
-//! next batch, and settles whether the doubtful one reached the disk.
+//! Where batches go: into the log, and with the log to the container.
 
-use std::path::PathBuf;
+use std::io;
+use std::sync::Arc;
 
-use redb::Database;
-
-use super::file::{self, META, OBJECTS, REVISION, SAMPLES, SUM, Sum, encode};
-use super::pack::{Named, Packer};
+use super::checkpoint::{Backlog, Checkpointer, Container, Pace, StoreError};
+use super::file::encode;
+use super::log::{Frame, Item, Log};
+use super::pack::Packer;
 use super::seal::Seal;
 use super::state::Change;
-use crate::{Event, OpenError, Revision};
+use super::statistics::Statistics;
+use crate::Event;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CommitError {
-    #[error(transparent)]
-    Database(#[from] redb::Error),
+    #[error("the log cannot be written")]
+    Log(#[from] io::Error),
     #[error("a value cannot be encrypted")]
     Seal,
-    #[error("the file cannot be opened again")]
-    Reopen(#[source] OpenError),
-    #[error("the file is at revision {found}, which is neither before nor after the batch that failed")]
-    Astray { found: Revision },
+    #[error("the log is full and cannot be emptied")]
+    Full(#[source] Arc<StoreError>),
+}
+
+/// How long a file of the log gets.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// From here on the container is brought up to date as soon as it can be.
+    pub(super) turn: u64,
+    /// From here on writers wait for that.
+    pub(super) wait: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { turn: 4 << 20, wait: 64 << 20 }
+    }
 }
 
 pub(super) struct Disk {
-    path: PathBuf,
-    seal: Option<Seal>,
-    /// Of what is on disk, unless the last batch failed.
-    sum: Sum,
+    limits: Limits,
+    seal: Option<Arc<Seal>>,
     packer: Packer,
-    state: State,
-}
-
-enum State {
-    Well(Database),
-    /// The changes of the batch that failed.
-    Failed(Vec<Change>),
+    log: Log,
+    frame: Frame,
+    /// What only the log has, and what nobody is storing yet.
+    backlog: Backlog,
+    checkpointer: Checkpointer,
 }
 
 impl Disk {
-    pub(super) fn new(path: PathBuf, seal: Option<Seal>, database: Database, sum: Sum, packer: Packer) -> Self {
-        Self { path, seal, sum, packer, state: State::Well(database) }
-    }
-
-    /// Makes the disk usable if it was not. The changes of a batch that failed and is on disk all the same come back, to
-    /// be shown to readers; `revision` is the newest they can see.
-    pub(super) fn recover(&mut self, revision: Revision) -> Result<Vec<Change>, CommitError> {
-        let State::Failed(doubtful) = &mut self.state else { return Ok(Vec::new()) };
-        let (database, found) = file::reopen(&self.path).map_err(CommitError::Reopen)?;
-        let landed = doubtful.last().is_some_and(|last| last.event.revision == found);
-        if !landed && found != revision {
-            return Err(CommitError::Astray { found });
+    pub(super) fn new(
+        limits: Limits,
+        seal: Option<Arc<Seal>>,
+        packer: Packer,
+        loaded: (Container, Log, Backlog),
+        statistics: Arc<Statistics>,
+    ) -> io::Result<Self> {
+        let (container, log, backlog) = loaded;
+        let checkpointer = Checkpointer::start(container, statistics)?;
+        let mut disk = Self { limits, seal, packer, log, frame: Frame::default(), backlog, checkpointer };
+        if !disk.backlog.is_empty() {
+            disk.hand_over();
         }
-        let doubtful = std::mem::take(doubtful);
-        if landed {
-            self.sum = doubtful.iter().fold(self.sum, |sum, change| sum.after(&change.event));
-        }
-        self.state = State::Well(database);
-        tracing::info!(path = %self.path.display(), "the store can be written again");
-        Ok(if landed { doubtful } else { Vec::new() })
+        Ok(disk)
     }
 
     /// Makes the events durable, all or none, and returns them with new values as they are stored. After an error it is
-    /// open which.
+    /// open which, until the next batch is durable or the store is opened again.
     pub(super) fn commit(&mut self, events: Vec<Event>) -> Result<Vec<Change>, CommitError> {
-        let State::Well(database) = &self.state else { return Err(CommitError::Database(redb::Error::PreviousIo)) };
-        let changes = self.packer.pack(self.seal.as_ref(), events);
-        let sum = changes.iter().fold(self.sum, |sum, change| sum.after(&change.event));
-        let outcome = write(database, self.seal.as_ref(), &changes, self.packer.unsaved(), sum);
-        match outcome {
-            Ok(()) => {
-                self.sum = sum;
-                self.packer.saved();
-                Ok(changes)
-            }
-            Err(error) => {
-                self.state = State::Failed(changes);
-                Err(error)
-            }
+        self.make_room()?;
+        let changes = self.packer.pack(self.seal.as_deref(), events);
+        let (Some(first), Some(last)) = (changes.first(), changes.last()) else { return Ok(changes) };
+        self.frame.clear();
+        for (sort, sample) in self.packer.unsaved() {
+            self.frame.push(&Item::Sample { sort, id: sample.id(), text: sample.text() });
         }
-    }
-}
-
-fn write(
-    database: &Database,
-    seal: Option<&Seal>,
-    changes: &[Change],
-    samples: &[Named],
-    sum: Sum,
-) -> Result<(), CommitError> {
-    let write = database.begin_write().map_err(redb::Error::from)?;
-    {
-        if !samples.is_empty() {
-            let mut stored = write.open_table(SAMPLES).map_err(redb::Error::from)?;
-            for (sort, sample) in samples {
-                stored.insert((&**sort, sample.id()), sample.text()).map_err(redb::Error::from)?;
-            }
-        }
-        let mut objects = write.open_table(OBJECTS).map_err(redb::Error::from)?;
-        for change in changes {
+        for change in &changes {
             match &change.new {
                 Some(new) => {
-                    let record = encode(seal, new).ok_or(CommitError::Seal)?;
-                    objects.insert(&*new.key, record.as_slice()).map_err(redb::Error::from)?
+                    let record = encode(self.seal.as_deref(), new).ok_or(CommitError::Seal)?;
+                    self.frame.push(&Item::Stored { key: &new.key, record: &record });
                 }
-                None => objects.remove(change.event.key()).map_err(redb::Error::from)?,
-            };
+                None => self.frame.push(&Item::Removed { key: change.event.key() }),
+            }
         }
-        let mut meta = write.open_table(META).map_err(redb::Error::from)?;
-        if let Some(last) = changes.last() {
-            meta.insert(REVISION, last.event.revision).map_err(redb::Error::from)?;
-            meta.insert(SUM, sum.0).map_err(redb::Error::from)?;
+        self.log.append(&mut self.frame, first.event.revision, last.event.revision)?;
+        self.backlog.add(self.packer.unsaved(), &changes);
+        self.packer.saved();
+        Ok(changes)
+    }
+
+    fn make_room(&mut self) -> Result<(), CommitError> {
+        let length = self.log.length();
+        if length < self.limits.turn {
+            return Ok(());
+        }
+        let pace = if length < self.limits.wait { self.checkpointer.pace() } else { self.checkpointer.settle() };
+        match pace {
+            Pace::Idle(stored) => {
+                self.log.release(stored, self.limits.turn);
+                self.hand_over();
+                Ok(())
+            }
+            Pace::Failing(error) if length >= self.limits.wait => Err(CommitError::Full(error)),
+            Pace::Failing(_) | Pace::Busy => Ok(()),
         }
     }
-    write.commit().map_err(redb::Error::from)?;
-    Ok(())
+
+    fn hand_over(&mut self) {
+        self.log.turn();
+        self.checkpointer.give(std::mem::take(&mut self.backlog));
+    }
+
+    /// Leaves the container up to date and no log, if that can be done.
+    pub(super) fn close(mut self) {
+        if matches!(self.checkpointer.settle(), Pace::Idle(_)) && !self.backlog.is_empty() {
+            self.hand_over();
+        }
+        let pace = self.checkpointer.settle();
+        let container = self.checkpointer.close();
+        let (Some(container), Pace::Idle(_)) = (container, pace) else { return };
+        match container.stands_alone() {
+            Ok(()) => {
+                cleat_crash::point("store:log-emptied");
+                if let Err(error) = self.log.remove() {
+                    tracing::warn!(%error, "the store's log was emptied and cannot be removed");
+                }
+            }
+            Err(error) => tracing::warn!(%error, "the store's log is kept"),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::ops::Range;
+    use std::collections::BTreeMap;
+    use std::fs;
+    use std::path::{Path, PathBuf};
 
+    use super::super::file::{self, Loaded};
     use super::*;
     use crate::Entry;
 
-    fn events(numbers: Range<u64>) -> Vec<Event> {
-        let words: Vec<String> = (0..60).map(|word| (word * 7919 % 997).to_string()).collect();
-        let event = |n: u64| {
+    const SMALL: Limits = Limits { turn: 4 << 10, wait: 32 << 10 };
+
+    struct Place(tempfile::TempDir);
+
+    impl Place {
+        fn new() -> Self {
+            Self(tempfile::tempdir().unwrap())
+        }
+
+        fn path(&self) -> PathBuf {
+            self.0.path().join("store.redb")
+        }
+
+        fn open(&self) -> Disk {
+            let Loaded { samples, next_sample, disk, .. } = file::open(&self.path(), None).unwrap();
+            let packer = Packer::resumed(&samples, next_sample, &[]);
+            Disk::new(SMALL, None, packer, disk, Arc::default()).unwrap()
+        }
+
+        /// The files as they are now, elsewhere: what a machine finds that lost its power.
+        fn copy(&self) -> Self {
+            let copy = Self::new();
+            for entry in fs::read_dir(self.0.path()).unwrap() {
+                let entry = entry.unwrap();
+                fs::copy(entry.path(), copy.0.path().join(entry.file_name())).unwrap();
+            }
+            copy
+        }
+
+        fn contents(&self) -> BTreeMap<String, Vec<u8>> {
+            let loaded = file::open(&self.path(), None).unwrap();
+            loaded.objects.iter().map(|found| (found.0.key.to_string(), found.0.entry().value.to_vec())).collect()
+        }
+
+        fn logs(&self) -> usize {
+            (0..).take_while(|n| Path::new(&format!("{}.log{n}", self.path().display())).exists()).count()
+        }
+    }
+
+    /// What is written with this revision: one of twenty keys, and at times its removal.
+    struct Writes {
+        revision: u64,
+        now: BTreeMap<String, Entry>,
+    }
+
+    impl Writes {
+        fn new() -> Self {
+            Self { revision: 1, now: BTreeMap::new() }
+        }
+
+        fn next(&mut self) -> Event {
+            self.revision += 1;
+            let n = self.revision;
+            let key = format!("/registry/things/{}", n * 7 % 20);
+            let words: Vec<String> = (0..60).map(|word| (word * 7919 % 997).to_string()).collect();
+            let old = self.now.remove(&key);
             let value = format!("{n} {}", words.join(" ")).into();
-            let entry = Entry { key: format!("/registry/things/{n}").into(), value, created: n, modified: n };
-            Event { revision: n, new: Some(entry), old: None }
+            let entry = Entry { key: key.as_str().into(), value, created: n, modified: n };
+            let new = (old.is_none() || !n.is_multiple_of(3)).then_some(entry);
+            self.now.extend(new.clone().map(|new| (key, new)));
+            Event { revision: n, new, old }
+        }
+
+        fn contents(&self) -> BTreeMap<String, Vec<u8>> {
+            self.now.iter().map(|(key, entry)| (key.clone(), entry.value.to_vec())).collect()
+        }
+    }
+
+    #[test]
+    fn the_container_follows_the_log() {
+        let place = Place::new();
+        let mut disk = place.open();
+        let mut writes = Writes::new();
+        for _ in 0..500 {
+            disk.commit(vec![writes.next(), writes.next()]).unwrap();
+        }
+        assert!(place.logs() <= 3, "files are written again: {}", place.logs());
+        disk.close();
+        assert_eq!(place.logs(), 0, "the container is whole without a log");
+        assert_eq!(place.contents(), writes.contents());
+    }
+
+    #[test]
+    fn what_is_found_after_a_power_failure_is_what_was_acknowledged() {
+        let place = Place::new();
+        let mut disk = place.open();
+        let mut writes = Writes::new();
+        for n in 0..200 {
+            disk.commit(vec![writes.next()]).unwrap();
+            if n % 5 == 0 {
+                // A container in the middle of being written is a test of the container.
+                disk.checkpointer.settle();
+                let found = place.copy();
+                assert_eq!(found.contents(), writes.contents(), "after {n}");
+                // What was found is opened once more before anything else was written, and goes on from there.
+                let (mut again, mut more) = (found.open(), Writes { now: writes.now.clone(), ..writes });
+                again.commit(vec![more.next()]).unwrap();
+                again.close();
+                assert_eq!(found.contents(), more.contents(), "after {n}, and one more");
+            }
+        }
+    }
+
+    #[test]
+    fn a_container_that_cannot_be_written_stops_writers_only_when_the_log_is_full() {
+        let place = Place::new();
+        drop(file::open(&place.path(), None).unwrap());
+        let loaded = file::open(&place.path(), None).unwrap();
+        let (mut container, log, backlog) = loaded.disk;
+        container.lose();
+        let away = place.0.path().join("away");
+        fs::rename(place.path(), &away).unwrap();
+        let statistics = Arc::new(Statistics::default());
+        let disk = (container, log, backlog);
+        let mut disk = Disk::new(SMALL, None, Packer::default(), disk, statistics.clone()).unwrap();
+        let mut writes = Writes::new();
+        let mut accepted = 0;
+        let (refused, error) = loop {
+            let before = Writes { now: writes.now.clone(), ..writes };
+            match disk.commit(vec![writes.next()]) {
+                Ok(_) => accepted += 1,
+                Err(error) => break (before, error),
+            }
         };
-        numbers.map(event).collect()
+        assert!(matches!(&error, CommitError::Full(_)), "{error}");
+        assert!(accepted > 40, "the log took {accepted}");
+        let mut writes = refused;
+        fs::rename(&away, place.path()).unwrap();
+        let written = loop {
+            // It tries again by itself.
+            let mut then = Writes { now: writes.now.clone(), ..writes };
+            match disk.commit(vec![then.next()]) {
+                Ok(_) => break then,
+                Err(_) => std::thread::sleep(std::time::Duration::from_millis(10)),
+            }
+        };
+        writes = written;
+        disk.close();
+        assert_eq!((place.logs(), place.contents()), (0, writes.contents()));
     }
 
     #[test]
     fn samples_of_a_batch_that_failed_are_stored_with_the_next() {
-        for (case, landed) in [("it did not land", 2..2), ("it landed all the same", 2..5)] {
-            let directory = tempfile::tempdir().unwrap();
-            let path = directory.path().join("store.redb");
-            let (database, loaded) = file::open(&path, None).unwrap();
-            let mut disk = Disk::new(path.clone(), None, database, loaded.sum, Packer::default());
-            let before = disk.sum;
-            let mut failed = Vec::new();
-            if !landed.is_empty() {
-                failed = disk.commit(events(landed.clone())).unwrap();
-                disk.sum = before;
-            }
-            let lost = disk.packer.pack(None, events(100..130));
-            assert!(!disk.packer.unsaved().is_empty(), "{case}: a sample was made on the way");
-            disk.state = State::Failed(if landed.is_empty() { lost } else { failed });
-            assert_eq!(disk.recover(1).unwrap().len(), landed.clone().count(), "{case}");
-            disk.commit(events(landed.end..landed.end + 3)).unwrap();
-            drop(disk);
-            let (_, loaded) = file::open(&path, None).unwrap_or_else(|e| panic!("{case}: {e}"));
-            assert_eq!(loaded.objects.len(), landed.count() + 3, "{case}");
-            assert!(!loaded.samples.is_empty(), "{case}");
-        }
+        let place = Place::new();
+        let mut disk = place.open();
+        let mut writes = Writes::new();
+        let lost: Vec<Event> = (0..30).map(|_| writes.next()).collect();
+        disk.packer.pack(None, lost);
+        assert!(!disk.packer.unsaved().is_empty(), "a sample was made on the way");
+        let mut writes = Writes::new();
+        disk.commit((0..3).map(|_| writes.next()).collect()).unwrap();
+        let found = place.copy();
+        assert_eq!(found.contents(), writes.contents());
+        disk.close();
+        assert_eq!(place.contents(), writes.contents());
+        assert!(!file::open(&place.path(), None).unwrap().samples.is_empty());
+    }
+
+    #[test]
+    fn a_store_whose_log_is_gone_is_refused() {
+        let place = Place::new();
+        let mut disk = place.open();
+        disk.commit(vec![Writes::new().next()]).unwrap();
+        let copy = place.copy();
+        fs::remove_file(format!("{}.log0", copy.path().display())).unwrap();
+        let error = file::open(&copy.path(), None).err().unwrap();
+        assert!(error.to_string().contains("its log is missing"), "{error}");
     }
 }

@@ -1,43 +1,55 @@
-//! The file: what is in it, how it is made, opened and checked. Nothing else in the crate opens it.
+//! The container: what is in it, how it is made, opened and checked. Nothing else in the crate opens it.
 //!
 //! Three tables: `objects` (key → create revision, modify revision, value), `samples` (sort of keys and number → a text
-//! that values are compared with) and `meta` (`format`, `revision`, `sum`). The highest bit of the create revision says
-//! that the value is sealed, the next one that it is packed: number of the sample, length, what is kept. `sum` is over
-//! all objects as they are read: it tells damage that the container does not notice.
+//! that values are compared with) and `meta` (`format`, `revision`, `sum`, `log`). The highest bit of the create revision
+//! says that the value is sealed, the next one that it is packed: number of the sample, length, what is kept. `sum` is over
+//! all records and samples: it tells damage that the container does not notice. `log` says that batches newer than
+//! `revision` may be in a log beside it.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cleat_pack::{Packed, Sample};
-use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableDefinition, TableError};
+use redb::{
+    Database, DatabaseError, ReadTransaction, ReadableDatabase, ReadableTable, StorageError, TableDefinition,
+    TableError,
+};
 
+use super::checkpoint::{Backlog, Container};
+use super::log::{Item, Log, Read};
 use super::pack::{Named, sort};
 use super::seal::{Seal, UnsealError};
 use super::state::ByKey;
-use crate::{Entry, Event, Kept, OpenError, Revision};
+use crate::{Entry, Kept, OpenError, Revision};
 
 pub(super) const OBJECTS: TableDefinition<&str, &[u8]> = TableDefinition::new("objects");
 pub(super) const SAMPLES: TableDefinition<(&str, u32), &[u8]> = TableDefinition::new("samples");
 pub(super) const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 pub(super) const REVISION: &str = "revision";
 pub(super) const SUM: &str = "sum";
+const LOG: &str = "log";
 const FORMAT: &str = "format";
-const KNOWN_FORMAT: u64 = 3;
-/// The same without packed values.
+const KNOWN_FORMAT: u64 = 4;
+/// The same without a log, and with the sum over objects as they are read.
+const UNLOGGED_FORMAT: u64 = 3;
+/// That one without packed values.
 const UNPACKED_FORMAT: u64 = 2;
 /// Small, because nothing is read from the file after it was opened; it only has to hold the tree's inner pages.
 const CACHE: usize = 16 << 20;
 
-/// What the file held when it was opened.
+/// What the store held when it was opened.
 pub(super) struct Loaded {
     pub(super) revision: Revision,
     pub(super) objects: BTreeSet<ByKey>,
     pub(super) samples: Vec<Named>,
-    pub(super) sum: Sum,
+    /// The lowest number that no sample has or had, neither in the container nor in the log.
+    pub(super) next_sample: u32,
+    pub(super) disk: (Container, Log, Backlog),
 }
 
 /// What a start has to write before anybody else writes.
@@ -45,36 +57,51 @@ pub(super) struct Loaded {
 struct Stale {
     format: bool,
     /// Keys of what is not stored as the seal would store it now.
-    objects: Vec<Arc<str>>,
-    /// Samples that nothing is packed with, or that must not be there in the clear.
+    objects: BTreeSet<Arc<str>>,
+    /// Samples that must not be there in the clear.
     samples: Vec<Named>,
 }
 
-/// What all objects add up to, whatever their order: adding one and taking it away again leaves it as it was.
+impl Stale {
+    fn is_empty(&self) -> bool {
+        !self.format && self.objects.is_empty() && self.samples.is_empty()
+    }
+}
+
+/// What all records add up to, whatever their order: adding one and taking it away again leaves it as it was.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sum(pub(super) u64);
 
 impl Sum {
-    pub(super) fn after(mut self, event: &Event) -> Self {
-        self.0 = self.0.wrapping_sub(event.old.as_ref().map_or(0, weight));
-        self.0 = self.0.wrapping_add(event.new.as_ref().map_or(0, weight));
-        self
+    pub(super) fn add(&mut self, other: &Self) {
+        self.0 = self.0.wrapping_add(other.0);
     }
 
-    fn with(self, entry: &Entry) -> Self {
-        Self(self.0.wrapping_add(weight(entry)))
+    pub(super) fn take(&mut self, other: &Self) {
+        self.0 = self.0.wrapping_sub(other.0);
     }
-}
 
-fn weight(entry: &Entry) -> u64 {
-    let mut hash = ring::digest::Context::new(&ring::digest::SHA256);
-    hash.update(&(entry.key.len() as u64).to_le_bytes());
-    hash.update(entry.key.as_bytes());
-    hash.update(&entry.created.to_le_bytes());
-    hash.update(&entry.modified.to_le_bytes());
-    hash.update(&entry.value);
-    let hash = hash.finish();
-    hash.as_ref().iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
+    pub(super) fn of_record(key: &str, record: &[u8]) -> Self {
+        Self::of(&[&(key.len() as u64).to_le_bytes(), key.as_bytes(), record])
+    }
+
+    pub(super) fn of_sample(sort: &str, id: u32, text: &[u8]) -> Self {
+        Self::of(&[b"sample", &id.to_le_bytes(), sort.as_bytes(), b" ", text])
+    }
+
+    /// As it was up to [`UNLOGGED_FORMAT`].
+    fn of_entry(entry: &Entry) -> Self {
+        let length = (entry.key.len() as u64).to_le_bytes();
+        let (created, modified) = (entry.created.to_le_bytes(), entry.modified.to_le_bytes());
+        Self::of(&[&length, entry.key.as_bytes(), &created, &modified, &entry.value])
+    }
+
+    fn of(parts: &[&[u8]]) -> Self {
+        let mut hash = ring::digest::Context::new(&ring::digest::SHA256);
+        parts.iter().for_each(|part| hash.update(part));
+        let hash = hash.finish();
+        Self(hash.as_ref().iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte)))
+    }
 }
 
 /// No history is long enough to need these bits.
@@ -136,7 +163,8 @@ fn split(record: &[u8]) -> Option<Record<'_>> {
     Some(Record { created: created & !(SEALED | PACKED), modified, value })
 }
 
-pub(super) fn open(path: &Path, seal: Option<&Seal>) -> Result<(Database, Loaded), OpenError> {
+/// Opens the container and its log, and makes both if they are not there.
+pub(super) fn open(path: &Path, seal: Option<&Arc<Seal>>) -> Result<Loaded, OpenError> {
     match fs::metadata(path) {
         Ok(found) if found.len() == 0 => {
             return Err(OpenError::Corrupt { path: path.into(), what: "the file is empty".into() });
@@ -146,23 +174,73 @@ pub(super) fn open(path: &Path, seal: Option<&Seal>) -> Result<(Database, Loaded
         Err(e) if e.kind() == io::ErrorKind::NotFound => make(path)?,
         Err(e) => return Err(OpenError::Io { step: "find", path: path.into(), source: Box::new(e) }),
     }
-    let mut database =
-        Database::builder().set_cache_size(CACHE).open(path).map_err(|e| database_error(path, "open", e))?;
-    let (loaded, stale) = load(path, &database, seal)?;
-    refresh(path, &mut database, seal, &loaded, &stale)?;
-    Ok((database, loaded))
+    let read = || {
+        let database = open_container(path)?;
+        let contents = Contents::read(path, &database, seal.map(AsRef::as_ref))?;
+        Ok((database, contents))
+    };
+    // The container meets some damage by panicking on it.
+    let (mut database, mut contents) = catch_unwind(AssertUnwindSafe(read))
+        .unwrap_or_else(|_| Err(OpenError::Corrupt { path: path.into(), what: "it cannot be read".into() }))?;
+    let Read { mut log, found } = Log::read(path, contents.revision)?;
+    if contents.has_log && log.is_absent() {
+        return Err(OpenError::Corrupt { path: path.into(), what: "its log is missing".into() });
+    }
+    let stored = contents.revision;
+    let mut backlog = Backlog { revision: stored, ..Backlog::default() };
+    for frame in found {
+        for item in frame.items() {
+            let item = item.ok_or_else(|| contents.corrupt("its log cannot be read".into()))?;
+            contents.replay(item, frame.last, &mut backlog)?;
+        }
+        (contents.revision, backlog.revision) = (frame.last, frame.last);
+    }
+    let (revision, has_log, next_sample) = (contents.revision, contents.has_log, contents.next_sample);
+    let mut sum = contents.sum;
+    let (objects, samples, stale) = contents.sorted_out(&mut backlog);
+    let failed = |step| {
+        move |source: Box<dyn std::error::Error + Send + Sync>| OpenError::Io { step, path: path.into(), source }
+    };
+    let mut at = stored;
+    if !stale.is_empty() {
+        sum = refresh(&mut database, seal.map(AsRef::as_ref), &objects, &backlog, &stale).map_err(failed("refresh"))?;
+        // What it has in an older form has to go as well.
+        log.remove().map_err(|e| failed("remove the log of")(e.into()))?;
+        (backlog, at) = (Backlog::default(), revision);
+    }
+    log.prepare().map_err(|e| failed("make the log of")(e.into()))?;
+    if !has_log || !stale.is_empty() {
+        expect_log(&database, true).map_err(|e| failed("mark")(e.into()))?;
+    }
+    let container = Container::new(path.into(), seal.cloned(), database, at, sum);
+    Ok(Loaded { revision, objects, samples, next_sample, disk: (container, log, backlog) })
 }
 
-/// The file of a store that is running, and the revision it is at.
-pub(super) fn reopen(path: &Path) -> Result<(Database, Revision), OpenError> {
-    let database = Database::builder().set_cache_size(CACHE).open(path).map_err(|e| database_error(path, "open", e))?;
+fn open_container(path: &Path) -> Result<Database, OpenError> {
+    Database::builder().set_cache_size(CACHE).open(path).map_err(|e| database_error(path, "open", e))
+}
+
+/// The container of a store that is running, with the revision and the sum it is at.
+pub(super) fn reopen(path: &Path) -> Result<(Database, Revision, Sum), OpenError> {
+    let database = open_container(path)?;
     let failed = |e: redb::Error| OpenError::Io { step: "read", path: path.into(), source: Box::new(e) };
-    let read = || -> Result<Option<Revision>, redb::Error> {
-        Ok(database.begin_read()?.open_table(META)?.get(REVISION)?.map(|found| found.value()))
+    let read = |name: &str| -> Result<Option<u64>, redb::Error> {
+        Ok(database.begin_read()?.open_table(META)?.get(name)?.map(|found| found.value()))
     };
-    let missing = || OpenError::Corrupt { path: path.into(), what: "it has no revision".into() };
-    let revision = read().map_err(failed)?.ok_or_else(missing)?;
-    Ok((database, revision))
+    let number = |name: &str| {
+        let missing = || OpenError::Corrupt { path: path.into(), what: format!("it has no {name}") };
+        read(name).map_err(failed)?.ok_or_else(missing)
+    };
+    let (revision, sum) = (number(REVISION)?, Sum(number(SUM)?));
+    Ok((database, revision, sum))
+}
+
+/// Notes whether there is a log that must not be missed.
+pub(super) fn expect_log(database: &Database, expected: bool) -> Result<(), redb::Error> {
+    let write = database.begin_write()?;
+    write.open_table(META)?.insert(LOG, u64::from(expected))?;
+    write.commit()?;
+    Ok(())
 }
 
 fn beside(path: &Path) -> PathBuf {
@@ -203,132 +281,240 @@ fn make(path: &Path) -> Result<(), OpenError> {
         _ => {}
     }
     fs::remove_file(&new).map_err(|e| io("tidy up beside", e))?;
-    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    fs::File::open(parent).and_then(|dir| dir.sync_all()).map_err(|e| io("sync the directory of", e))
+    sync_parent(path).map_err(|e| io("sync the directory of", e))
 }
 
-/// What the file holds, and what of it is not as it would be stored now.
-fn load(path: &Path, database: &Database, seal: Option<&Seal>) -> Result<(Loaded, Stale), OpenError> {
-    let corrupt = |what: String| OpenError::Corrupt { path: path.into(), what };
-    let storage = |e: StorageError| storage_error(path, "read", e);
-    let table = |e: TableError| match e {
-        TableError::Storage(e) => storage_error(path, "read", e),
-        other => corrupt(other.to_string()),
-    };
-    let read = database.begin_read().map_err(|e| match e {
-        redb::TransactionError::Storage(e) => storage(e),
-        other => OpenError::Io { step: "read", path: path.into(), source: Box::new(other) },
-    })?;
-    let meta = read.open_table(META).map_err(table)?;
-    let number = |name: &str| -> Result<u64, OpenError> {
-        let found = meta.get(name).map_err(storage)?.ok_or_else(|| corrupt(format!("it has no {name}")))?;
-        Ok(found.value())
-    };
-    let found = number(FORMAT)?;
-    if !matches!(found, KNOWN_FORMAT | UNPACKED_FORMAT) {
-        return Err(OpenError::Format { path: path.into(), found, known: KNOWN_FORMAT });
+/// Makes durable that there is a file of this name.
+pub(super) fn sync_parent(path: &Path) -> io::Result<()> {
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::File::open(parent)?.sync_all()
+}
+
+/// What has been read so far.
+struct Contents<'a> {
+    path: &'a Path,
+    seal: Option<&'a Seal>,
+    revision: Revision,
+    has_log: bool,
+    sum: Sum,
+    samples: HashMap<u32, Named>,
+    next_sample: u32,
+    objects: BTreeSet<ByKey>,
+    stale: Stale,
+}
+
+impl<'a> Contents<'a> {
+    /// What is in the container.
+    fn read(path: &'a Path, database: &Database, seal: Option<&'a Seal>) -> Result<Self, OpenError> {
+        let read = database.begin_read().map_err(|e| match e {
+            redb::TransactionError::Storage(e) => storage_error(path, "read", e),
+            other => OpenError::Io { step: "read", path: path.into(), source: Box::new(other) },
+        })?;
+        let mut contents = Self {
+            path,
+            seal,
+            revision: 0,
+            has_log: false,
+            sum: Sum::default(),
+            samples: HashMap::new(),
+            next_sample: 0,
+            objects: BTreeSet::new(),
+            stale: Stale::default(),
+        };
+        contents.fill(&read)?;
+        Ok(contents)
     }
-    let mut stale = Stale { format: found != KNOWN_FORMAT, ..Stale::default() };
-    let mut samples: HashMap<u32, Named> = HashMap::new();
-    if !stale.format {
-        for row in read.open_table(SAMPLES).map_err(table)?.iter().map_err(storage)? {
-            let (name, text) = row.map_err(storage)?;
-            let (sort, id) = name.value();
-            samples.insert(id, (sort.into(), Sample::known(id, text.value())));
+
+    fn corrupt(&self, what: String) -> OpenError {
+        OpenError::Corrupt { path: self.path.into(), what }
+    }
+
+    fn fill(&mut self, read: &ReadTransaction) -> Result<(), OpenError> {
+        let path = self.path;
+        let storage = |e: StorageError| storage_error(path, "read", e);
+        let table = |e: TableError| match e {
+            TableError::Storage(e) => storage_error(path, "read", e),
+            other => OpenError::Corrupt { path: path.into(), what: other.to_string() },
+        };
+        let meta = read.open_table(META).map_err(table)?;
+        let number = |name: &str| meta.get(name).map_err(storage).map(|found| found.map(|found| found.value()));
+        let needed = |name: &str| number(name)?.ok_or_else(|| self.corrupt(format!("it has no {name}")));
+        let format = needed(FORMAT)?;
+        if !matches!(format, KNOWN_FORMAT | UNLOGGED_FORMAT | UNPACKED_FORMAT) {
+            return Err(OpenError::Format { path: path.into(), found: format, known: KNOWN_FORMAT });
         }
+        let (revision, sum) = (needed(REVISION)?, Sum(needed(SUM)?));
+        (self.revision, self.has_log) = (revision, number(LOG)? == Some(1));
+        self.stale.format = format != KNOWN_FORMAT;
+        let mut found = Sum::default();
+        if format != UNPACKED_FORMAT {
+            for row in read.open_table(SAMPLES).map_err(table)?.iter().map_err(storage)? {
+                let (name, text) = row.map_err(storage)?;
+                let (sort, id) = name.value();
+                if format == KNOWN_FORMAT {
+                    found.add(&Sum::of_sample(sort, id, text.value()));
+                }
+                self.learn(sort, id, text.value());
+            }
+        }
+        for row in read.open_table(OBJECTS).map_err(table)?.iter().map_err(storage)? {
+            let (key, record) = row.map_err(storage)?;
+            let kept = self.take(key.value(), record.value(), revision)?;
+            found.add(&match format {
+                KNOWN_FORMAT => Sum::of_record(key.value(), record.value()),
+                _ => Sum::of_entry(&kept.entry()),
+            });
+        }
+        if sum != found {
+            return Err(self.corrupt("its objects are not those that were stored".into()));
+        }
+        self.sum = sum;
+        Ok(())
     }
-    let mut used = HashSet::new();
-    let revision = number(REVISION)?;
-    let mut objects = BTreeSet::new();
-    let mut sum = Sum::default();
-    for row in read.open_table(OBJECTS).map_err(table)?.iter().map_err(storage)? {
-        let (key, found) = row.map_err(storage)?;
-        let key: Arc<str> = key.value().into();
-        let found = found.value();
-        let record = split(found).ok_or_else(|| corrupt(format!("the record of {key} is cut off")))?;
+
+    fn learn(&mut self, sort: &str, id: u32, text: &[u8]) -> Named {
+        let named: Named = (sort.into(), Sample::known(id, text));
+        self.samples.insert(id, named.clone());
+        self.next_sample = self.next_sample.max(id + 1);
+        named
+    }
+
+    /// Takes a record up, in the place of an older one of that key.
+    fn take(&mut self, key: &str, record: &[u8], revision: Revision) -> Result<Kept, OpenError> {
+        let record = split(record).ok_or_else(|| self.corrupt(format!("the record of {key} is cut off")))?;
         let Record { created, modified, .. } = record;
         if modified > revision || created > modified {
-            return Err(corrupt(format!("the record of {key} has impossible revisions")));
+            return Err(self.corrupt(format!("the record of {key} has impossible revisions")));
         }
-        let covering = seal.filter(|seal| seal.covers(&key));
+        let covering = self.seal.filter(|seal| seal.covers(key));
         // Where values are sealed there are no samples in the clear, and so nothing is packed.
-        let unpackable = seal.is_some_and(|seal| seal.touches(sort(&key)));
+        let unpackable = self.seal.is_some_and(|seal| seal.touches(sort(key)));
         let is_current = match (&record.value, covering) {
             (Form::Sealed(bytes), Some(seal)) => seal.is_current(bytes),
             (Form::Sealed(_), None) | (_, Some(_)) => false,
             (Form::Packed { .. }, None) => !unpackable,
             (Form::Plain(_), None) => true,
         };
-        let (packed, text) = match (record.value, seal) {
-            (Form::Plain(bytes), _) => (Packed::plain(bytes), bytes.to_vec()),
+        let packed = match (record.value, self.seal) {
+            (Form::Plain(bytes), _) => Packed::plain(bytes),
             (Form::Packed { sample, length, bytes }, _) => {
-                used.insert(sample);
                 let (_, sample) =
-                    samples.get(&sample).ok_or_else(|| corrupt(format!("{key}: its sample is missing")))?;
-                Packed::read(sample, length, bytes).ok_or_else(|| corrupt(format!("{key}: it cannot be unpacked")))?
+                    self.samples.get(&sample).ok_or_else(|| self.corrupt(format!("{key}: its sample is missing")))?;
+                let (packed, text) = Packed::read(sample, length, bytes)
+                    .ok_or_else(|| self.corrupt(format!("{key}: it cannot be unpacked")))?;
+                if unpackable { Packed::plain(&text) } else { packed }
             }
             (Form::Sealed(_), None) => {
-                return Err(OpenError::Encrypted { path: path.into(), key: key.to_string() });
+                return Err(OpenError::Encrypted { path: self.path.into(), key: key.to_owned() });
             }
-            (Form::Sealed(bytes), Some(seal)) => match seal.open(&key, bytes) {
-                Ok(plain) => (Packed::plain(&plain), plain),
+            (Form::Sealed(bytes), Some(seal)) => match seal.open(key, bytes) {
+                Ok(plain) => Packed::plain(&plain),
                 Err(UnsealError::UnknownKey) => {
-                    return Err(OpenError::WrongKey { path: path.into(), key: key.to_string() });
+                    return Err(OpenError::WrongKey { path: self.path.into(), key: key.to_owned() });
                 }
-                Err(error @ UnsealError::Damaged) => return Err(corrupt(format!("{key}: {error}"))),
+                Err(error @ UnsealError::Damaged) => return Err(self.corrupt(format!("{key}: {error}"))),
             },
         };
-        if !is_current {
-            stale.objects.push(key.clone());
+        let kept = Kept { key: key.into(), value: packed, created, modified };
+        if is_current {
+            self.stale.objects.remove(key);
+        } else {
+            self.stale.objects.insert(kept.key.clone());
         }
-        let packed = if unpackable { Packed::plain(&text) } else { packed };
-        let entry = Entry { key, value: text.into(), created, modified };
-        sum = sum.with(&entry);
-        objects.insert(ByKey(Kept::new(&entry, packed)));
+        self.objects.replace(ByKey(kept.clone()));
+        Ok(kept)
     }
-    if number(SUM)? != sum.0 {
-        return Err(corrupt("its objects are not those that were stored".into()));
-    }
-    let stays = |(sort, sample): &Named| used.contains(&sample.id()) && !seal.is_some_and(|seal| seal.touches(sort));
-    let (samples, gone) = samples.into_values().partition(stays);
-    stale.samples = gone;
-    Ok((Loaded { revision, objects, samples, sum }, stale))
-}
 
-/// Stores again what was stored in the clear, under an older key or in an older format.
-fn refresh(
-    path: &Path,
-    database: &mut Database,
-    seal: Option<&Seal>,
-    loaded: &Loaded,
-    stale: &Stale,
-) -> Result<(), OpenError> {
-    if !stale.format && stale.objects.is_empty() && stale.samples.is_empty() {
-        return Ok(());
-    }
-    let failed = |source| OpenError::Io { step: "refresh", path: path.into(), source };
-    let mut rewrite = || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        let write = database.begin_write()?;
-        {
-            let mut objects = write.open_table(OBJECTS)?;
-            for kept in stale.objects.iter().filter_map(|key| loaded.objects.get(&**key)) {
-                let record = encode(seal, &kept.0).ok_or("no random bytes")?;
-                objects.insert(&*kept.0.key, record.as_slice())?;
+    /// Repeats what the log says.
+    fn replay(&mut self, item: Item<'_>, revision: Revision, backlog: &mut Backlog) -> Result<(), OpenError> {
+        match item {
+            Item::Sample { sort, id, text } => {
+                let named = self.learn(sort, id, text);
+                backlog.samples.push(named);
             }
-            let mut samples = write.open_table(SAMPLES)?;
-            for (sort, sample) in &stale.samples {
-                samples.remove((&**sort, sample.id()))?;
+            Item::Stored { key, record } => {
+                let kept = self.take(key, record, revision)?;
+                backlog.objects.insert(kept.key.clone(), Some(kept));
             }
-            write.open_table(META)?.insert(FORMAT, KNOWN_FORMAT)?;
-        }
-        write.commit()?;
-        if !stale.objects.is_empty() || !stale.samples.is_empty() {
-            // The pages that held the old form are free now, but their bytes are still there.
-            database.compact()?;
+            Item::Removed { key } => {
+                self.objects.take(key);
+                self.stale.objects.remove(key);
+                backlog.objects.insert(key.into(), None);
+            }
         }
         Ok(())
-    };
-    rewrite().map_err(failed)
+    }
+
+    /// The objects, the samples that serve them, and what has to be stored anew. Samples that serve nothing go at the
+    /// next opportunity.
+    fn sorted_out(self, backlog: &mut Backlog) -> (BTreeSet<ByKey>, Vec<Named>, Stale) {
+        let Self { samples, objects, mut stale, seal, .. } = self;
+        let used: HashSet<u32> = objects.iter().filter_map(|found| found.0.value.sample()).map(|s| s.id()).collect();
+        let mut serving = Vec::new();
+        for (sort, sample) in samples.into_values() {
+            let is_secret = seal.is_some_and(|seal| seal.touches(&sort));
+            let place = match is_secret {
+                true => &mut stale.samples,
+                false if used.contains(&sample.id()) => &mut serving,
+                false => &mut backlog.useless,
+            };
+            place.push((sort, sample));
+        }
+        (objects, serving, stale)
+    }
+}
+
+/// Stores again what was stored in the clear, under an older key or in an older format, and with it what the log has.
+fn refresh(
+    database: &mut Database,
+    seal: Option<&Seal>,
+    objects: &BTreeSet<ByKey>,
+    backlog: &Backlog,
+    stale: &Stale,
+) -> Result<Sum, Box<dyn std::error::Error + Send + Sync>> {
+    let mut sum = Sum::default();
+    let write = database.begin_write()?;
+    {
+        let mut stored = write.open_table(OBJECTS)?;
+        for key in backlog.objects.keys().chain(&stale.objects) {
+            match objects.get(&**key) {
+                Some(kept) => {
+                    let record = encode(seal, &kept.0).ok_or("no random bytes")?;
+                    stored.insert(&**key, record.as_slice())?;
+                }
+                None => drop(stored.remove(&**key)?),
+            }
+        }
+        let mut samples = write.open_table(SAMPLES)?;
+        for (sort, sample) in &backlog.samples {
+            samples.insert((&**sort, sample.id()), sample.text())?;
+        }
+        for (sort, sample) in stale.samples.iter().chain(&backlog.useless) {
+            samples.remove((&**sort, sample.id()))?;
+        }
+        for row in stored.iter()? {
+            let (key, record) = row?;
+            sum.add(&Sum::of_record(key.value(), record.value()));
+        }
+        for row in samples.iter()? {
+            let (name, text) = row?;
+            let (sort, id) = name.value();
+            sum.add(&Sum::of_sample(sort, id, text.value()));
+        }
+        let mut meta = write.open_table(META)?;
+        meta.insert(FORMAT, KNOWN_FORMAT)?;
+        meta.insert(SUM, sum.0)?;
+        if !backlog.is_empty() {
+            meta.insert(REVISION, backlog.revision)?;
+        }
+        meta.insert(LOG, 0)?;
+    }
+    write.commit()?;
+    if !stale.objects.is_empty() || !stale.samples.is_empty() {
+        // The pages that held the old form are free now, but their bytes are still there.
+        database.compact()?;
+    }
+    Ok(sum)
 }
 
 fn database_error(path: &Path, step: &'static str, error: DatabaseError) -> OpenError {
@@ -360,7 +546,7 @@ mod tests {
     fn a_first_start_that_was_cut_short_is_repeated() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("store.redb.new"), b"half made").unwrap();
-        let (_, loaded) = open(&dir.path().join("store.redb"), None).unwrap();
+        let loaded = open(&dir.path().join("store.redb"), None).unwrap();
         assert_eq!((loaded.revision, loaded.objects.len()), (1, 0));
     }
 
@@ -368,23 +554,63 @@ mod tests {
         let database = Database::open(path).unwrap();
         let write = database.begin_write().unwrap();
         write.open_table(META).unwrap().insert(FORMAT, format).unwrap();
-        if format < KNOWN_FORMAT {
+        write.commit().unwrap();
+    }
+
+    /// A file as it was before there was a log, with one object.
+    fn older(path: &Path, format: u64) {
+        drop(open(path, None).unwrap());
+        fs::remove_file(format!("{}.log0", path.display())).unwrap();
+        let database = Database::open(path).unwrap();
+        let write = database.begin_write().unwrap();
+        {
+            let entry = Entry { key: "/k/1".into(), value: "value".into(), created: 2, modified: 3 };
+            let record = record(2, 3, &[b"value"]);
+            write.open_table(OBJECTS).unwrap().insert("/k/1", record.as_slice()).unwrap();
+            let mut meta = write.open_table(META).unwrap();
+            meta.insert(FORMAT, format).unwrap();
+            meta.insert(REVISION, 3).unwrap();
+            meta.insert(SUM, Sum::of_entry(&entry).0).unwrap();
+            meta.remove(LOG).unwrap();
+        }
+        if format == UNPACKED_FORMAT {
             write.delete_table(SAMPLES).unwrap();
         }
         write.commit().unwrap();
     }
 
     #[test]
-    fn a_file_without_samples_is_taken_over() {
+    fn older_files_are_taken_over() {
+        for format in [UNPACKED_FORMAT, UNLOGGED_FORMAT] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("store.redb");
+            older(&path, format);
+            for start in ["first", "second"] {
+                let loaded = open(&path, None).unwrap_or_else(|e| panic!("format {format}, {start} start: {e}"));
+                let found: Vec<Entry> = loaded.objects.iter().map(|found| found.0.entry()).collect();
+                assert_eq!((loaded.revision, found.len()), (3, 1), "format {format}, {start} start");
+                assert_eq!((&*found[0].key, &found[0].value[..]), ("/k/1", &b"value"[..]));
+            }
+            let database = Database::open(&path).unwrap();
+            let read = database.begin_read().unwrap();
+            assert_eq!(read.open_table(META).unwrap().get(FORMAT).unwrap().unwrap().value(), KNOWN_FORMAT);
+            assert!(read.open_table(SAMPLES).is_ok());
+        }
+    }
+
+    #[test]
+    fn an_older_file_that_was_damaged_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("store.redb");
-        drop(open(&path, None).unwrap());
-        set_format(&path, UNPACKED_FORMAT);
-        drop(open(&path, None).unwrap());
+        older(&path, UNLOGGED_FORMAT);
         let database = Database::open(&path).unwrap();
-        let read = database.begin_read().unwrap();
-        assert_eq!(read.open_table(META).unwrap().get(FORMAT).unwrap().unwrap().value(), KNOWN_FORMAT);
-        assert!(read.open_table(SAMPLES).is_ok());
+        let write = database.begin_write().unwrap();
+        let record = record(2, 3, &[b"other"]);
+        write.open_table(OBJECTS).unwrap().insert("/k/1", record.as_slice()).unwrap();
+        write.commit().unwrap();
+        drop(database);
+        let error = open(&path, None).err().unwrap();
+        assert!(matches!(error, OpenError::Corrupt { .. }), "{error}");
     }
 
     #[test]
@@ -394,6 +620,6 @@ mod tests {
         drop(open(&path, None).unwrap());
         set_format(&path, 7);
         let error = open(&path, None).err().unwrap();
-        assert!(matches!(error, OpenError::Format { found: 7, known: 3, .. }), "{error}");
+        assert!(matches!(error, OpenError::Format { found: 7, known: 4, .. }), "{error}");
     }
 }

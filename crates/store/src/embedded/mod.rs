@@ -1,10 +1,13 @@
-//! The store of one machine: current state and recent history in memory, durability in one redb file.
+//! The store of one machine: current state and recent history in memory, durability in a log and a redb file.
 //!
 //! Reads and watches never touch the disk. All writes go through one thread (`writer`), which makes a batch durable
-//! with a single sync and only then shows it to readers (`state`) and acknowledges it.
+//! with a single sync and only then shows it to readers (`state`) and acknowledges it. Batches are appended to the log
+//! (`log`); a second thread (`checkpoint`) brings the file up to date with it from time to time.
 
+mod checkpoint;
 mod disk;
 mod file;
+mod log;
 mod pack;
 mod seal;
 mod state;
@@ -22,7 +25,8 @@ use tokio::sync::oneshot;
 use crate::{
     Entry, ListError, OpenError, Range, ReadError, Revision, Snapshot, Store, WatchError, Watcher, WriteError,
 };
-use disk::Disk;
+use disk::{Disk, Limits};
+use file::Loaded;
 use pack::Packer;
 pub use seal::{KeyFileError, Seal};
 use state::Shared;
@@ -59,17 +63,20 @@ impl EmbeddedStore {
     /// Like `open`, with encryption of what `seal` covers. No trace of values under `private` prefixes is kept beside
     /// the values themselves.
     pub fn open_sealed(path: &Path, history: History, seal: Option<Seal>, private: &[&str]) -> Result<Self, OpenError> {
-        let (database, loaded) = file::open(path, seal.as_ref())?;
-        let (sum, packer) = (loaded.sum, Packer::resumed(&loaded.samples, private));
-        let shared = Arc::new(Shared::new(loaded, history));
+        let seal = seal.map(Arc::new);
+        let Loaded { revision, objects, samples, next_sample, disk } = file::open(path, seal.as_ref())?;
+        let packer = Packer::resumed(&samples, next_sample, private);
+        let shared = Arc::new(Shared::new(revision, objects, history));
         let (queue, requests) = std::sync::mpsc::channel();
         let statistics = Arc::new(Statistics::default());
         let (for_writer, counted) = (shared.clone(), statistics.clone());
-        let mut disk = Disk::new(path.into(), seal, database, sum, packer);
-        let writer = std::thread::Builder::new()
-            .name("cleat-store".into())
-            .spawn(move || writer::run(&mut disk, &for_writer, &counted, &requests))
-            .map_err(|e| OpenError::Io { step: "start the writer of", path: path.into(), source: Box::new(e) })?;
+        let started = Disk::new(Limits::default(), seal, packer, disk, statistics.clone()).and_then(|disk| {
+            let name = "cleat-store".to_owned();
+            let write = move || writer::run(disk, &for_writer, &counted, &requests);
+            std::thread::Builder::new().name(name).spawn(write)
+        });
+        let failed = |e| OpenError::Io { step: "start the writer of", path: path.into(), source: Box::new(e) };
+        let writer = started.map_err(failed)?;
         Ok(Self { shared, statistics, queue: Some(queue), writer: Some(writer) })
     }
 

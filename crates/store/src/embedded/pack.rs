@@ -34,13 +34,12 @@ pub(super) fn sort(key: &str) -> &str {
 }
 
 impl Packer {
-    /// Goes on with the samples that were stored.
-    pub(super) fn resumed(stored: &[Named], private: &[&str]) -> Self {
+    /// Goes on with the samples that were stored; new ones are numbered from `next` on.
+    pub(super) fn resumed(stored: &[Named], next: u32, private: &[&str]) -> Self {
         let private = private.iter().map(|prefix| (*prefix).to_owned()).collect();
-        let mut packer = Self { private, ..Self::default() };
+        let mut packer = Self { private, next, ..Self::default() };
         let mut counts: HashMap<&Arc<str>, (u32, &Arc<Sample>)> = HashMap::new();
         for (sort, sample) in stored {
-            packer.next = packer.next.max(sample.id() + 1);
             let (count, newest) = counts.entry(sort).or_insert((0, sample));
             *count += 1;
             if sample.id() > newest.id() {
@@ -129,14 +128,13 @@ mod tests {
         pack(&mut packer, n + 2);
         assert!(packer.unsaved().is_empty());
         let stored = [("/registry/things".into(), used.clone())];
-        let mut resumed = Packer::resumed(&stored, &[]);
+        let mut resumed = Packer::resumed(&stored, used.id() + 1, &[]);
         assert_eq!(pack(&mut resumed, n + 3).value.sample(), Some(used), "a start goes on with what is there");
-        assert_eq!(resumed.next, used.id() + 1);
     }
 
     #[test]
     fn what_is_private_is_no_sample() {
-        let mut packer = Packer::resumed(&[], &["/registry/things/"]);
+        let mut packer = Packer::resumed(&[], 0, &["/registry/things/"]);
         assert!((1..100).all(|n| pack(&mut packer, n).value.sample().is_none()));
         assert!(packer.unsaved().is_empty());
     }

@@ -13,7 +13,6 @@ use std::task::{Context, Poll, Waker};
 use parking_lot::{Mutex, RwLock};
 
 use super::History;
-use super::file::Loaded;
 use crate::{Entry, Event, Kept, ListError, Range, Revision, Snapshot, WatchError, Watcher};
 
 /// Events queued for one watch before it has to catch up from the history instead.
@@ -133,8 +132,7 @@ pub(super) struct Cursor {
 }
 
 impl Shared {
-    pub(super) fn new(loaded: Loaded, limits: History) -> Self {
-        let Loaded { revision, objects, .. } = loaded;
+    pub(super) fn new(revision: Revision, objects: BTreeSet<ByKey>, limits: History) -> Self {
         let state = State {
             revision,
             objects,

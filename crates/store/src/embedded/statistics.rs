@@ -15,6 +15,10 @@ pub struct Statistics {
     pub failures: AtomicU64,
     /// Did the last batch fail?
     pub failing: AtomicBool,
+    /// Times the container was brought up to date with the log.
+    pub checkpoints: AtomicU64,
+    /// Times it could not be.
+    pub checkpoint_failures: AtomicU64,
     sizes: [AtomicU64; LIMITS.len() + 1],
 }
 
@@ -31,6 +35,11 @@ impl Statistics {
     pub(super) fn failed(&self) {
         self.failing.store(true, Ordering::Relaxed);
         self.failures.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn checkpointed(&self, succeeded: bool) {
+        let counted = if succeeded { &self.checkpoints } else { &self.checkpoint_failures };
+        counted.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The number of batches in each class of sizes, with the class's upper end.

@@ -31,7 +31,7 @@ pub(super) struct Request {
 
 type Answer = (oneshot::Sender<Result<Revision, WriteError>>, Arc<str>, Result<Revision, WriteError>);
 
-pub(super) fn run(disk: &mut Disk, shared: &Shared, statistics: &Statistics, requests: &Receiver<Request>) {
+pub(super) fn run(mut disk: Disk, shared: &Shared, statistics: &Statistics, requests: &Receiver<Request>) {
     while let Ok(first) = requests.recv() {
         let mut batch = vec![first];
         let mut bytes = 0;
@@ -42,20 +42,16 @@ pub(super) fn run(disk: &mut Disk, shared: &Shared, statistics: &Statistics, req
             }
             batch.push(next);
         }
-        write(disk, shared, statistics, batch);
+        write(&mut disk, shared, statistics, batch);
     }
+    disk.close();
 }
 
 fn write(disk: &mut Disk, shared: &Shared, statistics: &Statistics, batch: Vec<Request>) {
-    let recovered = disk.recover(shared.revision()).map(|landed| {
-        if !landed.is_empty() {
-            shared.publish(landed);
-        }
-    });
     let (events, answers) = plan(shared, batch);
     let outcome = match events.is_empty() {
         true => Ok(Vec::new()),
-        false => recovered.and_then(|()| disk.commit(events)),
+        false => disk.commit(events),
     };
     match outcome {
         Ok(changes) => {
