@@ -209,9 +209,10 @@ impl Checkpointer {
                     }
                     state.failing = Some(Arc::new(error));
                     told.changed.notify_all();
-                    if state.closing || told.changed.wait_for(&mut state, PAUSE).timed_out() && state.closing {
+                    if state.closing {
                         return container;
                     }
+                    told.changed.wait_for(&mut state, PAUSE);
                 }
                 cleat_crash::point("store:checkpointed");
                 statistics.checkpointed(true);
