@@ -90,6 +90,30 @@ async fn a_full_disk_refuses_writes_and_serves_reads() {
     survives(&disk.path().join("store.redb"), || std::fs::remove_file(&ballast).unwrap()).await;
 }
 
+#[tokio::test]
+async fn a_store_opens_on_a_full_disk_for_readers() {
+    let disk = Small::new("8M");
+    let path = disk.path().join("store.redb");
+    let store = open(&path);
+    store.create("/k/a", noise(1, 1000)).await.unwrap();
+    drop(store);
+    let ballast = disk.path().join("ballast");
+    assert!(std::fs::write(&ballast, vec![1; 16 << 20]).is_err(), "it is full");
+    let store = open(&path);
+    assert_eq!(keys(&store).await, ["/k/a"]);
+    assert!(store.create("/k/b", noise(2, 64 << 10)).await.is_err());
+    std::fs::remove_file(&ballast).unwrap();
+    // It looks again by itself.
+    let mut tries = 0;
+    while store.create("/k/b", noise(2, 64 << 10)).await.is_err() {
+        tries += 1;
+        assert!(tries < 1000, "there is room again");
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    drop(store);
+    assert_eq!(keys(&open(&path)).await, ["/k/a", "/k/b"]);
+}
+
 /// Runs in a process of its own, whose files may not grow: not a full disk, but an error all the same.
 #[test]
 fn child() {

@@ -109,6 +109,23 @@ async fn a_start_with_a_key_leaves_nothing_in_the_log() {
     assert_eq!(value(&again.open(&[ONE]), "/secrets/b").await, PLAIN);
 }
 
+/// What is deleted is in the log all the same.
+#[tokio::test]
+async fn neither_does_it_leave_what_was_deleted_before() {
+    let place = Place(tempfile::tempdir().unwrap());
+    let store = place.open(&[]);
+    let made = store.create("/secrets/a", PLAIN.into()).await.unwrap();
+    store.delete("/secrets/a", made).await.unwrap();
+    let copy = copied(&place);
+    assert!(contains(&copy.path(), b"swordfish"));
+    let sealed = copy.open(&[ONE]);
+    assert!(!contains(&copy.path(), b"swordfish"));
+    let made = sealed.create("/secrets/b", PLAIN.into()).await.unwrap();
+    sealed.delete("/secrets/b", made).await.unwrap();
+    let again = copied(&copy);
+    again.try_open(&[]).expect("nothing is left that would need a key");
+}
+
 #[tokio::test]
 async fn no_sample_of_what_is_sealed_stays_in_the_clear() {
     let place = Place(tempfile::tempdir().unwrap());

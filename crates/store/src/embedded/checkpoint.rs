@@ -5,6 +5,7 @@
 //! transaction reached the disk. Until it succeeds the log keeps what it has, and grows.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use redb::Database;
 
-use super::file::{self, META, OBJECTS, REVISION, SAMPLES, SUM, Sum, encode};
+use super::file::{self, LOG, META, OBJECTS, REVISION, SAMPLES, SUM, Sum, encode};
 use super::pack::Named;
 use super::seal::Seal;
 use super::state::Change;
@@ -31,6 +32,8 @@ pub(super) enum StoreError {
     Seal,
     #[error("the file cannot be opened again")]
     Reopen(#[source] OpenError),
+    #[error("the container panicked")]
+    Panicked,
     #[error("the file is at revision {found}, which is neither before nor after the transaction that failed")]
     Astray { found: Revision },
 }
@@ -83,7 +86,13 @@ impl Container {
         Self { path, seal, database: Some(database), revision, sum }
     }
 
+    /// Once it succeeds, the container expects a log as well.
     fn store(&mut self, backlog: &Backlog) -> Result<(), StoreError> {
+        // Some damage the container meets by panicking.
+        catch_unwind(AssertUnwindSafe(|| self.try_store(backlog))).unwrap_or(Err(StoreError::Panicked))
+    }
+
+    fn try_store(&mut self, backlog: &Backlog) -> Result<(), StoreError> {
         let database = match self.database.take() {
             Some(database) => database,
             None => {
@@ -95,10 +104,9 @@ impl Container {
                 database
             }
         };
-        if self.revision != backlog.revision {
-            self.sum = write(&database, self.seal.as_deref(), self.sum, backlog)?;
-            self.revision = backlog.revision;
-        }
+        // Also if it landed the last time, as far as can be read: not all that can be read is on disk.
+        self.sum = write(&database, self.seal.as_deref(), self.sum, backlog)?;
+        self.revision = backlog.revision;
         self.database = Some(database);
         Ok(())
     }
@@ -111,7 +119,7 @@ impl Container {
 
     /// From here on the container is whole without a log.
     pub(super) fn stands_alone(&self) -> Result<(), redb::Error> {
-        self.database.as_ref().map_or(Err(redb::Error::PreviousIo), |database| file::expect_log(database, false))
+        self.database.as_ref().map_or(Err(redb::Error::PreviousIo), file::expect_no_log)
     }
 }
 
@@ -155,6 +163,7 @@ fn write(database: &Database, seal: Option<&Seal>, mut sum: Sum, backlog: &Backl
             let mut meta = write.open_table(META)?;
             meta.insert(REVISION, backlog.revision)?;
             meta.insert(SUM, sum.0)?;
+            meta.insert(LOG, 1)?;
         }
         write.commit()?;
         Ok(())
@@ -250,10 +259,20 @@ impl Checkpointer {
 
     /// Ends the thread, after one more try if it is failing.
     pub(super) fn close(mut self) -> Option<Container> {
+        self.end();
+        self.thread.take().and_then(|thread| thread.join().ok())
+    }
+
+    fn end(&mut self) {
         self.progress.state.lock().closing = true;
         self.progress.changed.notify_all();
         drop(self.work.take());
-        self.thread.take().and_then(|thread| thread.join().ok())
+    }
+}
+
+impl Drop for Checkpointer {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

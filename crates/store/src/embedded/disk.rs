@@ -3,8 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
-use super::checkpoint::{Backlog, Checkpointer, Container, Pace, StoreError};
-use super::file::encode;
+use super::checkpoint::{Backlog, Checkpointer, Pace, StoreError};
+use super::file::{Opened, encode};
 use super::log::{Frame, Item, Log};
 use super::pack::Packer;
 use super::seal::Seal;
@@ -20,6 +20,8 @@ pub(super) enum CommitError {
     Seal,
     #[error("the log is full and cannot be emptied")]
     Full(#[source] Arc<StoreError>),
+    #[error("the container cannot be written")]
+    Unmarked(#[source] Arc<StoreError>),
 }
 
 /// How long a file of the log gets.
@@ -45,6 +47,8 @@ pub(super) struct Disk {
     frame: Frame,
     /// What only the log has, and what nobody is storing yet.
     backlog: Backlog,
+    /// Does the container say that there is a log? Without that a log would be taken for rubbish.
+    marked: bool,
     checkpointer: Checkpointer,
 }
 
@@ -53,12 +57,12 @@ impl Disk {
         limits: Limits,
         seal: Option<Arc<Seal>>,
         packer: Packer,
-        loaded: (Container, Log, Backlog),
+        opened: Opened,
         statistics: Arc<Statistics>,
     ) -> io::Result<Self> {
-        let (container, log, backlog) = loaded;
+        let Opened { container, log, backlog, marked } = opened;
         let checkpointer = Checkpointer::start(container, statistics)?;
-        let mut disk = Self { limits, seal, packer, log, frame: Frame::default(), backlog, checkpointer };
+        let mut disk = Self { limits, seal, packer, log, frame: Frame::default(), backlog, marked, checkpointer };
         if !disk.backlog.is_empty() {
             disk.hand_over();
         }
@@ -68,6 +72,7 @@ impl Disk {
     /// Makes the events durable, all or none, and returns them with new values as they are stored. After an error it is
     /// open which, until the next batch is durable or the store is opened again.
     pub(super) fn commit(&mut self, events: Vec<Event>) -> Result<Vec<Change>, CommitError> {
+        self.mark()?;
         self.make_room()?;
         let changes = self.packer.pack(self.seal.as_deref(), events);
         let (Some(first), Some(last)) = (changes.first(), changes.last()) else { return Ok(changes) };
@@ -90,26 +95,50 @@ impl Disk {
         Ok(changes)
     }
 
-    fn make_room(&mut self) -> Result<(), CommitError> {
-        let length = self.log.length();
-        if length < self.limits.turn {
+    /// Before the first batch.
+    fn mark(&mut self) -> Result<(), CommitError> {
+        if self.marked {
             return Ok(());
         }
-        let pace = if length < self.limits.wait { self.checkpointer.pace() } else { self.checkpointer.settle() };
-        match pace {
-            Pace::Idle(stored) => {
-                self.log.release(stored, self.limits.turn);
-                self.hand_over();
+        self.log.prepare()?;
+        if let Pace::Idle(revision) = self.checkpointer.pace() {
+            self.checkpointer.give(Backlog { revision, ..Backlog::default() });
+        }
+        match self.checkpointer.settle() {
+            Pace::Failing(error) => Err(CommitError::Unmarked(error)),
+            Pace::Idle(_) | Pace::Busy => {
+                self.marked = true;
                 Ok(())
             }
-            Pace::Failing(error) if length >= self.limits.wait => Err(CommitError::Full(error)),
+        }
+    }
+
+    fn make_room(&mut self) -> Result<(), CommitError> {
+        let length = self.log.length();
+        if length.is_some_and(|length| length < self.limits.turn) {
+            return Ok(());
+        }
+        let is_full = length.is_some_and(|length| length >= self.limits.wait);
+        match if is_full { self.checkpointer.settle() } else { self.checkpointer.pace() } {
+            Pace::Idle(stored) => {
+                self.log.release(stored, self.limits.turn);
+                if length.is_some() {
+                    self.hand_over();
+                }
+                Ok(())
+            }
+            Pace::Failing(error) if is_full => Err(CommitError::Full(error)),
             Pace::Failing(_) | Pace::Busy => Ok(()),
         }
     }
 
+    /// Only when the other thread is idle.
     fn hand_over(&mut self) {
         self.log.turn();
-        self.checkpointer.give(std::mem::take(&mut self.backlog));
+        // A file that cannot be ended yet may have been handed over already.
+        if !self.backlog.is_empty() {
+            self.checkpointer.give(std::mem::take(&mut self.backlog));
+        }
     }
 
     /// Leaves the container up to date and no log, if that can be done.
@@ -120,14 +149,15 @@ impl Disk {
         let pace = self.checkpointer.settle();
         let container = self.checkpointer.close();
         let (Some(container), Pace::Idle(_)) = (container, pace) else { return };
-        match container.stands_alone() {
-            Ok(()) => {
-                cleat_crash::point("store:log-emptied");
-                if let Err(error) = self.log.remove() {
-                    tracing::warn!(%error, "the store's log was emptied and cannot be removed");
-                }
-            }
-            Err(error) => tracing::warn!(%error, "the store's log is kept"),
+        if self.marked
+            && let Err(error) = container.stands_alone()
+        {
+            tracing::warn!(%error, "the store's log is kept");
+            return;
+        }
+        cleat_crash::point("store:log-emptied");
+        if let Err(error) = self.log.remove() {
+            tracing::warn!(%error, "the store's log was emptied and cannot be removed");
         }
     }
 }
@@ -249,14 +279,14 @@ mod tests {
     fn a_container_that_cannot_be_written_stops_writers_only_when_the_log_is_full() {
         let place = Place::new();
         drop(file::open(&place.path(), None).unwrap());
-        let loaded = file::open(&place.path(), None).unwrap();
-        let (mut container, log, backlog) = loaded.disk;
-        container.lose();
+        let mut opened = file::open(&place.path(), None).unwrap().disk;
+        opened.container.lose();
         let away = place.0.path().join("away");
         fs::rename(place.path(), &away).unwrap();
         let statistics = Arc::new(Statistics::default());
-        let disk = (container, log, backlog);
-        let mut disk = Disk::new(SMALL, None, Packer::default(), disk, statistics.clone()).unwrap();
+        opened.log.prepare().unwrap();
+        opened.marked = true;
+        let mut disk = Disk::new(SMALL, None, Packer::default(), opened, statistics).unwrap();
         let mut writes = Writes::new();
         let mut accepted = 0;
         let (refused, error) = loop {
@@ -281,6 +311,53 @@ mod tests {
         writes = written;
         disk.close();
         assert_eq!((place.logs(), place.contents()), (0, writes.contents()));
+    }
+
+    #[test]
+    fn a_log_that_fails_again_and_again_costs_nothing_that_was_acknowledged() {
+        let place = Place::new();
+        let mut disk = place.open();
+        let mut writes = Writes::new();
+        for _ in 0..3 {
+            disk.commit(vec![writes.next()]).unwrap();
+        }
+        disk.log.fail(true);
+        for _ in 0..4 {
+            let mut lost = Writes { now: writes.now.clone(), ..writes };
+            assert!(matches!(disk.commit(vec![lost.next()]), Err(CommitError::Log(_))));
+            // As if the file had become long enough meanwhile: it is to be ended, and cannot be.
+            disk.limits.turn = 1;
+            disk.checkpointer.settle();
+            assert_eq!(place.copy().contents(), writes.contents());
+        }
+        disk.log.fail(false);
+        disk.commit(vec![writes.next()]).unwrap();
+        assert_eq!(place.copy().contents(), writes.contents());
+        disk.close();
+        assert_eq!(place.contents(), writes.contents());
+    }
+
+    #[test]
+    fn a_store_that_is_closed_or_never_written_leaves_no_log() {
+        let place = Place::new();
+        place.open().close();
+        assert_eq!(place.logs(), 0);
+        // What a close that was cut short left is rubbish.
+        fs::write(format!("{}.log0", place.path().display()), b"anything").unwrap();
+        drop(place.open());
+        assert_eq!(place.logs(), 0);
+    }
+
+    #[test]
+    fn a_log_without_its_container_is_refused() {
+        let place = Place::new();
+        let mut disk = place.open();
+        disk.commit(vec![Writes::new().next()]).unwrap();
+        let copy = place.copy();
+        fs::remove_file(copy.path()).unwrap();
+        let error = file::open(&copy.path(), None).err().unwrap();
+        assert!(error.to_string().contains("there is its log only"), "{error}");
+        assert!(!copy.path().exists() && copy.logs() == 1, "and left alone");
     }
 
     #[test]

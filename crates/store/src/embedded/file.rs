@@ -1,10 +1,10 @@
 //! The container: what is in it, how it is made, opened and checked. Nothing else in the crate opens it.
 //!
 //! Three tables: `objects` (key → create revision, modify revision, value), `samples` (sort of keys and number → a text
-//! that values are compared with) and `meta` (`format`, `revision`, `sum`, `log`). The highest bit of the create revision
+//! that values are compared with) and `meta` (`format`, `revision`, `sum`, `log`, `residue`). The highest bit of the create revision
 //! says that the value is sealed, the next one that it is packed: number of the sample, length, what is kept. `sum` is over
 //! all records and samples: it tells damage that the container does not notice. `log` says that batches newer than
-//! `revision` may be in a log beside it.
+//! `revision` may be in a log beside it; without it, files of a log are what a stop left behind.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
@@ -21,7 +21,7 @@ use redb::{
 };
 
 use super::checkpoint::{Backlog, Container};
-use super::log::{Item, Log, Read};
+use super::log::{self, Found, Item, Log, Read};
 use super::pack::{Named, sort};
 use super::seal::{Seal, UnsealError};
 use super::state::ByKey;
@@ -32,7 +32,9 @@ pub(super) const SAMPLES: TableDefinition<(&str, u32), &[u8]> = TableDefinition:
 pub(super) const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 pub(super) const REVISION: &str = "revision";
 pub(super) const SUM: &str = "sum";
-const LOG: &str = "log";
+pub(super) const LOG: &str = "log";
+/// Set while free pages may hold what must not stay.
+const RESIDUE: &str = "residue";
 const FORMAT: &str = "format";
 const KNOWN_FORMAT: u64 = 4;
 /// The same without a log, and with the sum over objects as they are read.
@@ -49,13 +51,26 @@ pub(super) struct Loaded {
     pub(super) samples: Vec<Named>,
     /// The lowest number that no sample has or had, neither in the container nor in the log.
     pub(super) next_sample: u32,
-    pub(super) disk: (Container, Log, Backlog),
+    pub(super) disk: Opened,
+}
+
+/// What the writer goes on with.
+pub(super) struct Opened {
+    pub(super) container: Container,
+    pub(super) log: Log,
+    pub(super) backlog: Backlog,
+    /// Does the container say that there is a log?
+    pub(super) marked: bool,
 }
 
 /// What a start has to write before anybody else writes.
 #[derive(Default)]
 struct Stale {
     format: bool,
+    /// Is there something in the log that is not as it would be stored now, be it still of use or not?
+    log: bool,
+    /// Was the last start cut short while it was at this?
+    residue: bool,
     /// Keys of what is not stored as the seal would store it now.
     objects: BTreeSet<Arc<str>>,
     /// Samples that must not be there in the clear.
@@ -64,7 +79,12 @@ struct Stale {
 
 impl Stale {
     fn is_empty(&self) -> bool {
-        !self.format && self.objects.is_empty() && self.samples.is_empty()
+        !self.format && !self.leaves_residue()
+    }
+
+    /// Is there something that must not stay on disk in its old form?
+    fn leaves_residue(&self) -> bool {
+        self.log || self.residue || !self.objects.is_empty() || !self.samples.is_empty()
     }
 }
 
@@ -163,57 +183,57 @@ fn split(record: &[u8]) -> Option<Record<'_>> {
     Some(Record { created: created & !(SEALED | PACKED), modified, value })
 }
 
-/// Opens the container and its log, and makes both if they are not there.
+/// Opens the container, makes it if it is not there, and repeats what is in its log.
 pub(super) fn open(path: &Path, seal: Option<&Arc<Seal>>) -> Result<Loaded, OpenError> {
+    let corrupt = |what: &str| OpenError::Corrupt { path: path.into(), what: what.into() };
+    let failed = |step| {
+        move |source: Box<dyn std::error::Error + Send + Sync>| OpenError::Io { step, path: path.into(), source }
+    };
+    let logs = || log::names(path).map_err(|e| failed("find the log of")(e.into()));
     match fs::metadata(path) {
-        Ok(found) if found.len() == 0 => {
-            return Err(OpenError::Corrupt { path: path.into(), what: "the file is empty".into() });
-        }
+        Ok(found) if found.len() == 0 => return Err(corrupt("the file is empty")),
         // A start that was cut short after placing the file leaves its other name behind.
         Ok(_) => drop(fs::remove_file(beside(path))),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => make(path)?,
-        Err(e) => return Err(OpenError::Io { step: "find", path: path.into(), source: Box::new(e) }),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => match parent(path).is_dir() && !logs()?.is_empty() {
+            true => return Err(corrupt("there is its log only")),
+            false => make(path)?,
+        },
+        Err(e) => return Err(failed("find")(e.into())),
     }
     let read = || {
         let database = open_container(path)?;
         let contents = Contents::read(path, &database, seal.map(AsRef::as_ref))?;
         Ok((database, contents))
     };
-    // The container meets some damage by panicking on it.
-    let (mut database, mut contents) = catch_unwind(AssertUnwindSafe(read))
-        .unwrap_or_else(|_| Err(OpenError::Corrupt { path: path.into(), what: "it cannot be read".into() }))?;
-    let Read { mut log, found } = Log::read(path, contents.revision)?;
-    if contents.has_log && log.is_absent() {
-        return Err(OpenError::Corrupt { path: path.into(), what: "its log is missing".into() });
-    }
-    let stored = contents.revision;
-    let mut backlog = Backlog { revision: stored, ..Backlog::default() };
-    for frame in found {
-        for item in frame.items() {
-            let item = item.ok_or_else(|| contents.corrupt("its log cannot be read".into()))?;
-            contents.replay(item, frame.last, &mut backlog)?;
+    // The container meets some damage by panicking.
+    let (mut database, mut contents) =
+        catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| Err(corrupt("it cannot be read")))?;
+    let mut backlog = Backlog { revision: contents.revision, ..Backlog::default() };
+    let (mut at, mut marked) = (contents.revision, contents.has_log);
+    let mut log = Log::new(path);
+    if marked {
+        let Read { log: found, frames } = Log::read(path, contents.revision)?;
+        if found.is_absent() {
+            return Err(corrupt("its log is missing"));
         }
-        (contents.revision, backlog.revision) = (frame.last, frame.last);
+        log = found;
+        contents.replay(&frames, &mut backlog)?;
+    } else {
+        // It has nothing that the container has not: it was on its way out.
+        logs()?.iter().try_for_each(fs::remove_file).map_err(|e| failed("remove the log of")(e.into()))?;
     }
-    let (revision, has_log, next_sample) = (contents.revision, contents.has_log, contents.next_sample);
-    let mut sum = contents.sum;
+    let (revision, next_sample, mut sum) = (contents.revision, contents.next_sample, contents.sum);
     let (objects, samples, stale) = contents.sorted_out(&mut backlog);
-    let failed = |step| {
-        move |source: Box<dyn std::error::Error + Send + Sync>| OpenError::Io { step, path: path.into(), source }
-    };
-    let mut at = stored;
     if !stale.is_empty() {
         sum = refresh(&mut database, seal.map(AsRef::as_ref), &objects, &backlog, &stale).map_err(failed("refresh"))?;
-        // What it has in an older form has to go as well.
         log.remove().map_err(|e| failed("remove the log of")(e.into()))?;
-        (backlog, at) = (Backlog::default(), revision);
-    }
-    log.prepare().map_err(|e| failed("make the log of")(e.into()))?;
-    if !has_log || !stale.is_empty() {
-        expect_log(&database, true).map_err(|e| failed("mark")(e.into()))?;
+        if stale.leaves_residue() {
+            clear_residue(&mut database).map_err(failed("compact"))?;
+        }
+        (backlog, at, marked) = (Backlog { revision, ..Backlog::default() }, revision, false);
     }
     let container = Container::new(path.into(), seal.cloned(), database, at, sum);
-    Ok(Loaded { revision, objects, samples, next_sample, disk: (container, log, backlog) })
+    Ok(Loaded { revision, objects, samples, next_sample, disk: Opened { container, log, backlog, marked } })
 }
 
 fn open_container(path: &Path) -> Result<Database, OpenError> {
@@ -235,10 +255,10 @@ pub(super) fn reopen(path: &Path) -> Result<(Database, Revision, Sum), OpenError
     Ok((database, revision, sum))
 }
 
-/// Notes whether there is a log that must not be missed.
-pub(super) fn expect_log(database: &Database, expected: bool) -> Result<(), redb::Error> {
+/// Notes that the container is whole without a log.
+pub(super) fn expect_no_log(database: &Database) -> Result<(), redb::Error> {
     let write = database.begin_write()?;
-    write.open_table(META)?.insert(LOG, u64::from(expected))?;
+    write.open_table(META)?.insert(LOG, 0)?;
     write.commit()?;
     Ok(())
 }
@@ -286,8 +306,11 @@ fn make(path: &Path) -> Result<(), OpenError> {
 
 /// Makes durable that there is a file of this name.
 pub(super) fn sync_parent(path: &Path) -> io::Result<()> {
-    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    fs::File::open(parent)?.sync_all()
+    fs::File::open(parent(path))?.sync_all()
+}
+
+pub(super) fn parent(path: &Path) -> &Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// What has been read so far.
@@ -346,6 +369,7 @@ impl<'a> Contents<'a> {
         let (revision, sum) = (needed(REVISION)?, Sum(needed(SUM)?));
         (self.revision, self.has_log) = (revision, number(LOG)? == Some(1));
         self.stale.format = format != KNOWN_FORMAT;
+        self.stale.residue = number(RESIDUE)? == Some(1);
         let mut found = Sum::default();
         if format != UNPACKED_FORMAT {
             for row in read.open_table(SAMPLES).map_err(table)?.iter().map_err(storage)? {
@@ -372,6 +396,21 @@ impl<'a> Contents<'a> {
         Ok(())
     }
 
+    /// Is the record as it would be stored now?
+    fn is_current(&self, key: &str, record: &Record<'_>) -> bool {
+        match (&record.value, self.seal.filter(|seal| seal.covers(key))) {
+            (Form::Sealed(bytes), Some(seal)) => seal.is_current(bytes),
+            (Form::Sealed(_), None) | (_, Some(_)) => false,
+            (Form::Packed { .. }, None) => !self.is_unpackable(key),
+            (Form::Plain(_), None) => true,
+        }
+    }
+
+    /// Where values are sealed there are no samples in the clear, and so nothing is packed.
+    fn is_unpackable(&self, key: &str) -> bool {
+        self.seal.is_some_and(|seal| seal.touches(sort(key)))
+    }
+
     fn learn(&mut self, sort: &str, id: u32, text: &[u8]) -> Named {
         let named: Named = (sort.into(), Sample::known(id, text));
         self.samples.insert(id, named.clone());
@@ -386,15 +425,8 @@ impl<'a> Contents<'a> {
         if modified > revision || created > modified {
             return Err(self.corrupt(format!("the record of {key} has impossible revisions")));
         }
-        let covering = self.seal.filter(|seal| seal.covers(key));
-        // Where values are sealed there are no samples in the clear, and so nothing is packed.
-        let unpackable = self.seal.is_some_and(|seal| seal.touches(sort(key)));
-        let is_current = match (&record.value, covering) {
-            (Form::Sealed(bytes), Some(seal)) => seal.is_current(bytes),
-            (Form::Sealed(_), None) | (_, Some(_)) => false,
-            (Form::Packed { .. }, None) => !unpackable,
-            (Form::Plain(_), None) => true,
-        };
+        let is_current = self.is_current(key, &record);
+        let unpackable = self.is_unpackable(key);
         let packed = match (record.value, self.seal) {
             (Form::Plain(bytes), _) => Packed::plain(bytes),
             (Form::Packed { sample, length, bytes }, _) => {
@@ -425,23 +457,33 @@ impl<'a> Contents<'a> {
         Ok(kept)
     }
 
-    /// Repeats what the log says.
-    fn replay(&mut self, item: Item<'_>, revision: Revision, backlog: &mut Backlog) -> Result<(), OpenError> {
-        match item {
-            Item::Sample { sort, id, text } => {
-                let named = self.learn(sort, id, text);
-                backlog.samples.push(named);
-            }
-            Item::Stored { key, record } => {
-                let kept = self.take(key, record, revision)?;
-                backlog.objects.insert(kept.key.clone(), Some(kept));
-            }
-            Item::Removed { key } => {
-                self.objects.take(key);
-                self.stale.objects.remove(key);
-                backlog.objects.insert(key.into(), None);
+    /// Repeats what the log says. Of each key only the last word counts: what came before may need a key to be opened
+    /// that nobody has any more.
+    fn replay(&mut self, frames: &[Found], backlog: &mut Backlog) -> Result<(), OpenError> {
+        let mut last: HashMap<&str, Option<&[u8]>> = HashMap::new();
+        for item in frames.iter().flat_map(Found::items) {
+            match item.ok_or_else(|| self.corrupt("its log cannot be read".into()))? {
+                Item::Sample { sort, id, text } => backlog.samples.push(self.learn(sort, id, text)),
+                Item::Stored { key, record } => {
+                    self.stale.log |= split(record).is_none_or(|record| !self.is_current(key, &record));
+                    last.insert(key, Some(record));
+                }
+                Item::Removed { key } => drop(last.insert(key, None)),
             }
         }
+        let revision = frames.last().map_or(self.revision, |frame| frame.last);
+        for (key, record) in last {
+            let kept = match record {
+                Some(record) => Some(self.take(key, record, revision)?),
+                None => {
+                    self.objects.take(key);
+                    self.stale.objects.remove(key);
+                    None
+                }
+            };
+            backlog.objects.insert(key.into(), kept);
+        }
+        (self.revision, backlog.revision) = (revision, revision);
         Ok(())
     }
 
@@ -504,17 +546,23 @@ fn refresh(
         let mut meta = write.open_table(META)?;
         meta.insert(FORMAT, KNOWN_FORMAT)?;
         meta.insert(SUM, sum.0)?;
-        if !backlog.is_empty() {
-            meta.insert(REVISION, backlog.revision)?;
-        }
+        meta.insert(REVISION, backlog.revision)?;
+        // From here on the log is rubbish.
         meta.insert(LOG, 0)?;
+        meta.insert(RESIDUE, u64::from(stale.leaves_residue()))?;
     }
     write.commit()?;
-    if !stale.objects.is_empty() || !stale.samples.is_empty() {
-        // The pages that held the old form are free now, but their bytes are still there.
-        database.compact()?;
-    }
+    cleat_crash::point("store:refreshed");
     Ok(sum)
+}
+
+/// The pages that held the old form are free now, but their bytes are still there.
+fn clear_residue(database: &mut Database) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    database.compact()?;
+    let write = database.begin_write()?;
+    write.open_table(META)?.remove(RESIDUE)?;
+    write.commit()?;
+    Ok(())
 }
 
 fn database_error(path: &Path, step: &'static str, error: DatabaseError) -> OpenError {
@@ -560,7 +608,6 @@ mod tests {
     /// A file as it was before there was a log, with one object.
     fn older(path: &Path, format: u64) {
         drop(open(path, None).unwrap());
-        fs::remove_file(format!("{}.log0", path.display())).unwrap();
         let database = Database::open(path).unwrap();
         let write = database.begin_write().unwrap();
         {

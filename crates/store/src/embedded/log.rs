@@ -11,13 +11,14 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use ring::digest;
 use ring::rand::{SecureRandom as _, SystemRandom};
 
-use super::file::sync_parent;
+use super::file::{parent, sync_parent};
 use crate::{OpenError, Revision};
 
 /// What a disk writes whole or not at all.
@@ -204,11 +205,16 @@ pub(super) struct Log {
 /// A log as it was found.
 pub(super) struct Read {
     pub(super) log: Log,
-    /// The batches that the container may not have, oldest first.
-    pub(super) found: Vec<Found>,
+    /// The batches that the container has not, oldest first.
+    pub(super) frames: Vec<Found>,
 }
 
 impl Log {
+    /// None yet.
+    pub(super) fn new(path: &Path) -> Self {
+        Self { base: path.into(), slots: Vec::new(), active: None, doubtful: false }
+    }
+
     /// Reads what is beside the container at `path`, which has everything up to `revision`.
     pub(super) fn read(path: &Path, revision: Revision) -> Result<Read, OpenError> {
         let failed = |path: &Path, source: io::Error| OpenError::Io {
@@ -216,28 +222,31 @@ impl Log {
             path: path.into(),
             source: Box::new(source),
         };
-        let mut log = Self { base: path.into(), slots: Vec::new(), active: None, doubtful: false };
+        let corrupt = |what: &str| OpenError::Corrupt { path: path.into(), what: what.into() };
+        let mut log = Self::new(path);
         let mut rows = Vec::new();
         let mut strays = Vec::new();
-        for number in 0.. {
+        let count = names(path).map_err(|error| failed(path, error))?.len();
+        for number in 0..count {
             let name = log.name(number);
             let bytes = match fs::read(&name) {
                 Ok(bytes) => bytes,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    return Err(corrupt("a part of its log is missing"));
+                }
                 Err(error) => return Err(failed(&name, error)),
             };
-            let mut slot = Slot::make(name.clone()).map_err(|error| failed(&name, error))?;
-            // What a process read back that was killed before its sync may be in memory only.
-            slot.file.sync_data().map_err(|error| failed(&name, error))?;
-            let (row, stray) = row(&bytes);
-            // Full, whatever there is in it: it is written again when the container has it.
-            slot.last = Some(row.last().map_or(revision, |frame| frame.last));
-            log.slots.push(slot);
-            rows.push(row);
-            strays.extend(stray);
+            let slot = Slot::make(name.clone()).map_err(|error| failed(&name, error))?;
+            let Row { frames, last, strays: beyond } = row(&bytes);
+            // What was found may be in memory only, if whoever wrote it was killed before its sync, or that failed.
+            let rewritten = slot.file.write_all_at(&bytes[last.clone()], last.start as u64);
+            rewritten.and_then(|()| slot.file.sync_data()).map_err(|error| failed(&name, error))?;
+            let newest = frames.last().map(|frame| frame.last).filter(|newest| *newest > revision);
+            log.slots.push(Slot { last: newest, ..slot });
+            rows.push(frames);
+            strays.extend(beyond);
         }
         rows.sort_by_key(|row| row.first().map(|frame| frame.first));
-        let corrupt = |what: &str| OpenError::Corrupt { path: path.into(), what: what.into() };
         let mut newest = revision;
         let mut found = Vec::new();
         for frame in rows.into_iter().flatten().filter(|frame| frame.last > revision) {
@@ -250,7 +259,7 @@ impl Log {
         if strays.iter().any(|frame| frame.last > newest) {
             return Err(corrupt("its log is damaged before its end"));
         }
-        Ok(Read { log, found })
+        Ok(Read { log, frames: found })
     }
 
     /// Is there no file?
@@ -270,9 +279,9 @@ impl Log {
         Ok(())
     }
 
-    /// How long the file is that is being written.
-    pub(super) fn length(&self) -> u64 {
-        self.active.map_or(0, |active| self.slots[active].end)
+    /// How long the file is that is being written, if one is.
+    pub(super) fn length(&self) -> Option<u64> {
+        self.active.map(|active| self.slots[active].end)
     }
 
     /// Makes a batch durable. After an error it may be on disk or not, until the next one is.
@@ -337,6 +346,15 @@ impl Log {
         }
     }
 
+    /// Makes all writing to the file in use fail, or not any more.
+    #[cfg(test)]
+    pub(super) fn fail(&mut self, fail: bool) {
+        if let Some(active) = self.active {
+            let slot = &mut self.slots[active];
+            slot.file = OpenOptions::new().read(true).write(!fail).open(&slot.path).unwrap();
+        }
+    }
+
     /// Removes the files, when the container has everything.
     pub(super) fn remove(&mut self) -> io::Result<()> {
         self.active = None;
@@ -348,21 +366,42 @@ impl Log {
     }
 }
 
-/// The frames from the beginning of a file, and any of the same use that is there but not reached from there.
-fn row(bytes: &[u8]) -> (Vec<Found>, Vec<Found>) {
-    let mut row: Vec<Found> = Vec::new();
-    let mut at = 0;
-    while let Some((frame, size)) = whole(&bytes[at.min(bytes.len())..]) {
-        if row.last().is_some_and(|before| before.usage != frame.usage || before.last + 1 != frame.first) {
+/// The files of a log beside the container at `path`, in no order.
+pub(super) fn names(path: &Path) -> io::Result<Vec<PathBuf>> {
+    let beginning = format!("{}.log", path.file_name().unwrap_or_default().to_string_lossy());
+    let mut found = Vec::new();
+    for entry in fs::read_dir(parent(path))? {
+        let entry = entry?;
+        let number = entry.file_name().to_str().and_then(|name| name.strip_prefix(&beginning)?.parse::<usize>().ok());
+        found.extend(number.map(|_| entry.path()));
+    }
+    Ok(found)
+}
+
+/// What a file holds.
+struct Row {
+    /// From its beginning.
+    frames: Vec<Found>,
+    /// Where the last of them is.
+    last: Range<usize>,
+    /// Any of the same use that is not reached from the beginning.
+    strays: Vec<Found>,
+}
+
+fn row(bytes: &[u8]) -> Row {
+    let mut frames: Vec<Found> = Vec::new();
+    let mut last = 0..0;
+    while let Some((frame, size)) = whole(&bytes[last.end.min(bytes.len())..]) {
+        if frames.last().is_some_and(|before| before.usage != frame.usage || before.last + 1 != frame.first) {
             break;
         }
-        row.push(frame);
-        at += size;
+        frames.push(frame);
+        last = last.end..last.end + size;
     }
-    let usage = row.first().map(|frame| frame.usage);
-    let rest = (at..bytes.len()).step_by(GRAIN).filter_map(|at| whole(&bytes[at..]));
+    let usage = frames.first().map(|frame| frame.usage);
+    let rest = (last.end..bytes.len()).step_by(GRAIN).filter_map(|at| whole(&bytes[at..]));
     let strays = rest.map(|(frame, _)| frame).filter(|frame| usage.is_none_or(|usage| usage == frame.usage)).collect();
-    (row, strays)
+    Row { frames, last: last.start..last.end.min(bytes.len()), strays }
 }
 
 #[cfg(test)]
@@ -405,7 +444,7 @@ mod tests {
         }
 
         fn found(&self, after: Revision) -> Vec<Revision> {
-            self.read(after).unwrap().found.iter().map(|frame| frame.last).collect()
+            self.read(after).unwrap().frames.iter().map(|frame| frame.last).collect()
         }
 
         fn refusal(&self, after: Revision) -> String {
@@ -435,8 +474,8 @@ mod tests {
         log.turn();
         append(&mut log, 4..=5);
         let read = place.read(2).unwrap();
-        assert_eq!(read.found.iter().map(|frame| frame.last).collect::<Vec<_>>(), [3, 4, 5], "newer than asked for");
-        let items: Vec<_> = read.found[0].items().collect();
+        assert_eq!(read.frames.iter().map(|frame| frame.last).collect::<Vec<_>>(), [3, 4, 5], "newer than asked for");
+        let items: Vec<_> = read.frames[0].items().collect();
         let record = [3; 700];
         let wanted = [
             Item::Sample { sort: "/k", id: 7, text: b"text" },
@@ -463,6 +502,19 @@ mod tests {
         assert!(!place.file(3).exists());
         assert_eq!(place.found(10), [11, 12], "what is left of the first use is not in the way");
         assert!(place.refusal(8).contains("a part of its log is missing"));
+    }
+
+    #[test]
+    fn what_the_container_has_is_free_after_a_start() {
+        let place = Place::new();
+        append(&mut place.log(), 1..=3);
+        for life in 0..5 {
+            let mut log = place.read(3 + life).unwrap().log;
+            append(&mut log, 4 + life..=4 + life);
+            assert!(!place.file(1).exists(), "life {life}");
+        }
+        append(&mut place.read(7).unwrap().log, 9..=9);
+        assert!(place.file(1).exists(), "what it has not is kept");
     }
 
     #[test]
@@ -502,8 +554,13 @@ mod tests {
         append(&mut log, 1..=2);
         log.turn();
         append(&mut log, 3..=4);
+        let first = place.bytes(0);
         place.with(0, Vec::clear);
         assert!(place.refusal(0).contains("a part of its log is missing"));
+        fs::remove_file(place.file(0)).unwrap();
+        assert!(place.refusal(0).contains("a part of its log is missing"), "not only what is in it");
+        fs::write(place.file(0), first).unwrap();
+        assert_eq!(place.found(0), [1, 2, 3, 4]);
     }
 
     #[test]
@@ -511,7 +568,7 @@ mod tests {
         let place = Place::new();
         let mut log = place.log();
         append(&mut log, 1..=1);
-        let end = log.length();
+        let end = log.length().unwrap();
         append(&mut log, 2..=2);
         // As if its sync had failed.
         log.slots[0].end = end;
@@ -523,8 +580,8 @@ mod tests {
         short.push(&Item::Removed { key: "/k/9" });
         log.append(&mut short, 2, 2).unwrap();
         let read = place.read(1).unwrap();
-        assert_eq!(read.found[0].items().collect::<Vec<_>>(), [Some(Item::Removed { key: "/k/9" })]);
-        assert_eq!(read.found.len(), 1);
+        assert_eq!(read.frames[0].items().collect::<Vec<_>>(), [Some(Item::Removed { key: "/k/9" })]);
+        assert_eq!(read.frames.len(), 1);
     }
 
     #[test]

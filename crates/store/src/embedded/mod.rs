@@ -14,7 +14,9 @@ mod state;
 mod statistics;
 mod writer;
 
-use std::path::Path;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -64,6 +66,7 @@ impl EmbeddedStore {
     /// the values themselves.
     pub fn open_sealed(path: &Path, history: History, seal: Option<Seal>, private: &[&str]) -> Result<Self, OpenError> {
         let seal = seal.map(Arc::new);
+        let lock = lock(path)?;
         let Loaded { revision, objects, samples, next_sample, disk } = file::open(path, seal.as_ref())?;
         let packer = Packer::resumed(&samples, next_sample, private);
         let shared = Arc::new(Shared::new(revision, objects, history));
@@ -72,7 +75,10 @@ impl EmbeddedStore {
         let (for_writer, counted) = (shared.clone(), statistics.clone());
         let started = Disk::new(Limits::default(), seal, packer, disk, statistics.clone()).and_then(|disk| {
             let name = "cleat-store".to_owned();
-            let write = move || writer::run(disk, &for_writer, &counted, &requests);
+            let write = move || {
+                writer::run(disk, &for_writer, &counted, &requests);
+                drop(lock);
+            };
             std::thread::Builder::new().name(name).spawn(write)
         });
         let failed = |e| OpenError::Io { step: "start the writer of", path: path.into(), source: Box::new(e) };
@@ -108,6 +114,19 @@ impl Drop for EmbeddedStore {
             tracing::error!("the store's writer panicked");
         }
         self.shared.close();
+    }
+}
+
+/// Keeps others out, from before anything is read until nothing is written any more. The file stays: whoever removed it
+/// would let two in.
+fn lock(path: &Path) -> Result<File, OpenError> {
+    let name = PathBuf::from(format!("{}.lock", path.display()));
+    let failed = |source: std::io::Error| OpenError::Io { step: "lock", path: path.into(), source: Box::new(source) };
+    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(name).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(OpenError::Locked { path: path.into() }),
+        Err(TryLockError::Error(error)) => Err(failed(error)),
     }
 }
 
