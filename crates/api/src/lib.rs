@@ -7,6 +7,7 @@ pub mod build;
 pub mod claim;
 pub mod condition;
 pub mod flex;
+pub mod handed;
 pub mod key;
 pub mod keys;
 pub mod matching;
@@ -17,6 +18,7 @@ pub mod quantity;
 pub mod selector;
 pub mod toleration;
 
+pub use handed::Handed;
 pub use k8s_openapi;
 pub use key::Key;
 pub use quantity::Quantity;

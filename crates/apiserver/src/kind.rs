@@ -5,6 +5,7 @@ use std::any::Any;
 use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock};
 
+use cleat_api::Handed;
 use jiff::Timestamp;
 use k8s_openapi::Metadata;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -199,6 +200,10 @@ pub(crate) trait Kind: Send + Sync {
     fn name_rule(&self) -> NameRule;
     /// Fields the kind does not have are dropped; `strict` tells about them.
     fn decode(&self, source: Source<'_>) -> Result<Box<dyn Object>, serde_json::Error>;
+    /// An object of the kind that came as it is.
+    fn adopt(&self, _handed: &Handed) -> Option<Box<dyn Object>> {
+        None
+    }
     fn default(&self, object: &mut dyn Object);
     fn prepare_create(&self, object: &mut dyn Object, now: Timestamp);
     fn prepare_update(&self, new: &mut dyn Object, old: &dyn Object);
@@ -307,6 +312,10 @@ impl<S: Strategy> Kind for Erased<S> {
             Source::Made(text) => decoded(text).map_err(unplaced)?,
             Source::Value(value) => decoded(&value.to_string()).map_err(unplaced)?,
         }))
+    }
+
+    fn adopt(&self, handed: &Handed) -> Option<Box<dyn Object>> {
+        handed.take::<S::Object>().map(|object| object as Box<dyn Object>)
     }
 
     fn default(&self, object: &mut dyn Object) {

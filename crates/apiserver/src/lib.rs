@@ -53,7 +53,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::http::{Request, StatusCode};
+use ::http::{Request, Response};
 use bytes::Bytes;
 use cleat_store::embedded::{History, Seal};
 use cleat_store::{EmbeddedStore, Store};
@@ -155,7 +155,7 @@ pub enum OpenError {
 }
 
 /// A call into the server, which need not be sent anywhere.
-pub type Direct = dyn Fn(Request<Bytes>) -> BoxFuture<'static, (StatusCode, Bytes)> + Send + Sync;
+pub type Direct = dyn Fn(Request<Bytes>) -> BoxFuture<'static, Response<Bytes>> + Send + Sync;
 
 /// A running API on an embedded store.
 pub struct ApiServer {
@@ -237,7 +237,8 @@ impl ApiServer {
     }
 
     /// The same component without a client around it: each call goes straight into the server, on the caller's task, and
-    /// brings the whole answer. That of a watch comes when it ends.
+    /// brings the whole answer. That of a watch comes when it ends. A write with a [`cleat_api::Handed`] is answered with
+    /// one where the kind has that type.
     pub fn direct(&self, user: &str) -> Arc<Direct> {
         let api = Arc::downgrade(&self.api);
         let peer = Peer::Internal(Arc::new(Caller::component(user)));
@@ -251,14 +252,15 @@ impl ApiServer {
                     }
                     None => http::unavailable(),
                 };
-                let (code, body) = (answer.status(), answer.into_body());
-                match body {
-                    ApiBody::Full(bytes) => (code, bytes.unwrap_or_default()),
+                let (parts, body) = answer.into_parts();
+                let body = match body {
+                    ApiBody::Full(bytes) => bytes.unwrap_or_default(),
                     streamed => match streamed.collect().await {
-                        Ok(all) => (code, all.to_bytes()),
+                        Ok(all) => all.to_bytes(),
                         Err(never) => match never {},
                     },
-                }
+                };
+                Response::from_parts(parts, body)
             })
         })
     }

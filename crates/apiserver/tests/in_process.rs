@@ -359,14 +359,13 @@ async fn a_direct_call_has_the_rights_of_its_component_and_ends_with_the_server(
     let (_dir, server) = server().await;
     let ask = |path: &str| http::Request::get(path).body(bytes::Bytes::new()).unwrap();
     let watching = server.direct("system:cleat:caches");
-    let (code, body) = watching(ask("/api/v1/persistentvolumes")).await;
-    assert_eq!(code, 200, "{}", String::from_utf8_lossy(&body));
-    let (code, body) = watching(ask("/api/v1/namespaces/default/secrets")).await;
-    let refused: serde_json::Value = serde_json::from_slice(&body).unwrap();
-    assert_eq!((code.as_u16(), &refused["reason"]), (403, &serde_json::json!("Forbidden")));
+    let answer = watching(ask("/api/v1/persistentvolumes")).await;
+    assert_eq!(answer.status(), 200, "{}", String::from_utf8_lossy(answer.body()));
+    let answer = watching(ask("/api/v1/namespaces/default/secrets")).await;
+    let refused: serde_json::Value = serde_json::from_slice(answer.body()).unwrap();
+    assert_eq!((answer.status().as_u16(), &refused["reason"]), (403, &serde_json::json!("Forbidden")));
     server.close().await;
-    let (code, _) = watching(ask("/api/v1/persistentvolumes")).await;
-    assert_eq!(code, 503);
+    assert_eq!(watching(ask("/api/v1/persistentvolumes")).await.status(), 503);
 }
 
 #[tokio::test]
@@ -379,12 +378,108 @@ async fn a_dropped_direct_call_is_done_or_not_but_never_half() {
         let request = http::Request::post("/api/v1/persistentvolumes").body(volume.into()).unwrap();
         // Long enough to be accepted sometimes, too short to be answered always.
         let answered = tokio::time::timeout(Duration::from_micros(20 * i), direct(request)).await;
-        if let Ok((code, body)) = answered {
-            assert_eq!(code, 201, "{}", String::from_utf8_lossy(&body));
+        if let Ok(answer) = answered {
+            assert_eq!(answer.status(), 201, "{}", String::from_utf8_lossy(answer.body()));
         }
     }
     let listed = volumes.list(&ListParams::default()).await.unwrap();
     for volume in listed.items {
         assert_eq!(volumes.get(&volume.name_any()).await.unwrap().uid(), volume.uid());
     }
+}
+
+/// A write, with the object beside its text or without, and what comes back for it.
+struct Sent<'a> {
+    direct: &'a cleat_apiserver::Direct,
+    handed: bool,
+}
+
+impl Sent<'_> {
+    async fn write(&self, method: http::Method, path: &str, volume: &PersistentVolume) -> PersistentVolume {
+        let beside = cleat_api::Handed::object(Box::new(volume.clone()));
+        self.send(method, path, "application/json", serde_json::to_vec(volume).unwrap(), beside).await
+    }
+
+    async fn send(
+        &self,
+        method: http::Method,
+        path: &str,
+        media: &str,
+        body: Vec<u8>,
+        beside: cleat_api::Handed,
+    ) -> PersistentVolume {
+        let mut request = http::Request::builder().method(method).uri(path).header("content-type", media);
+        if self.handed {
+            request = request.extension(beside);
+        }
+        let answer = (self.direct)(request.body(body.into()).unwrap()).await;
+        assert!(answer.status().is_success(), "{}", String::from_utf8_lossy(answer.body()));
+        let handed = answer.extensions().get::<cleat_api::Handed>().and_then(|h| h.take::<PersistentVolume>());
+        assert_eq!((handed.is_some(), answer.body().is_empty()), (self.handed, self.handed));
+        let mut volume = handed.map_or_else(|| serde_json::from_slice(answer.body()).unwrap(), |volume| *volume);
+        volume.metadata.managed_fields = None;
+        volume
+    }
+}
+
+/// The object without what no two have in common.
+fn common(mut volume: PersistentVolume) -> serde_json::Value {
+    let meta = &mut volume.metadata;
+    (meta.name, meta.uid, meta.resource_version) = (None, None, None);
+    meta.creation_timestamp = None;
+    for entry in meta.managed_fields.iter_mut().flatten() {
+        entry.time = None;
+    }
+    if let Some(status) = &mut volume.status {
+        status.last_phase_transition_time = None;
+    }
+    serde_json::to_value(volume).unwrap()
+}
+
+#[tokio::test]
+async fn an_object_that_is_handed_over_is_worth_its_text() {
+    let (_dir, server) = server().await;
+    let direct = server.direct("system:cleat:provisioner");
+    let binder = server.direct("system:cleat:binder");
+    let volumes: Api<PersistentVolume> = Api::all(server.client("test"));
+    let mut seen = Vec::new();
+    // What a text of that shape comes to is learned from the first one.
+    for (name, handed) in [("first", false), ("text", false), ("object", true)] {
+        let (sent, bind) = (Sent { direct: &*direct, handed }, Sent { direct: &*binder, handed });
+        let path = format!("/api/v1/persistentvolumes/{name}");
+        let mut wanted = fresh(build::volume("v", "slow", "1Gi"));
+        wanted.metadata.name = Some(name.into());
+        let made = sent.write(http::Method::POST, "/api/v1/persistentvolumes", &wanted).await;
+        let mut changed = made.clone();
+        changed.spec.get_or_insert_default().mount_options = Some(vec!["ro".into()]);
+        let changed = bind.write(http::Method::PUT, &path, &changed).await;
+        let mut marked = changed.clone();
+        marked.status.get_or_insert_default().phase = Some("Available".into());
+        let marked = bind.write(http::Method::PUT, &format!("{path}/status"), &marked).await;
+        let patch = serde_json::json!({ "metadata": { "finalizers": ["example.com/a"] } });
+        let patch = serde_json::to_vec(&patch).unwrap();
+        let beside = cleat_api::Handed::wanted::<PersistentVolume>();
+        let media = "application/merge-patch+json";
+        let held = sent.send(http::Method::PATCH, &path, media, patch, beside).await;
+        let stored = volumes.get(name).await.unwrap();
+        assert_eq!(
+            (held.metadata.resource_version.as_ref(), &held.spec, &held.status, &held.metadata.finalizers),
+            (stored.metadata.resource_version.as_ref(), &stored.spec, &stored.status, &stored.metadata.finalizers),
+            "{name}: the answer is what is stored"
+        );
+        seen.push([made, changed, marked, held, stored].map(common));
+    }
+    assert_eq!(seen[2], seen[1]);
+}
+
+#[tokio::test]
+async fn who_knows_another_type_gets_the_text() {
+    let (_dir, server) = server().await;
+    let direct = server.direct("system:cleat:provisioner");
+    let volume = serde_json::to_vec(&fresh(build::volume("v", "", "1Gi"))).unwrap();
+    let request = http::Request::post("/api/v1/persistentvolumes").extension(cleat_api::Handed::object(Box::new(7)));
+    let answer = direct(request.body(volume.into()).unwrap()).await;
+    assert_eq!(answer.status(), 201);
+    let made: PersistentVolume = serde_json::from_slice(answer.body()).unwrap();
+    assert_eq!(made.name_any(), "v");
 }

@@ -64,7 +64,7 @@ where
 
 const NAME: &str = "offload";
 /// How many threads without work are kept, and for how long.
-const KEPT: usize = 32;
+const KEPT: usize = 128;
 const REST: Duration = Duration::from_secs(5);
 
 /// Calls its argument when the thread is free for the next job.

@@ -7,17 +7,22 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use http::{Request, StatusCode};
+use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use kube::client::Body;
 
 /// Asks a server in this process, and brings its whole answer. It is called on the task that waits for the answer, and
-/// dropped with it.
-pub type Call = dyn Fn(Request<Bytes>) -> BoxFuture<'static, (StatusCode, Bytes)> + Send + Sync;
+/// dropped with it. A request with a [`Handed`](cleat_api::Handed) may be answered with one instead of a text.
+pub type Call = dyn Fn(Request<Bytes>) -> BoxFuture<'static, Response<Bytes>> + Send + Sync;
 
 /// Whoever brings a request to a server and the whole answer back.
 pub trait Carrier: Send + Sync {
-    fn carry(&self, request: Request<Bytes>) -> BoxFuture<'_, kube::Result<(StatusCode, Bytes)>>;
+    fn carry(&self, request: Request<Bytes>) -> BoxFuture<'_, kube::Result<Response<Bytes>>>;
+
+    /// Is the server in this process?
+    fn is_near(&self) -> bool {
+        false
+    }
 }
 
 /// What components read and write with.
@@ -46,7 +51,11 @@ impl Client {
 }
 
 impl Carrier for Client {
-    fn carry(&self, request: Request<Bytes>) -> BoxFuture<'_, kube::Result<(StatusCode, Bytes)>> {
+    fn is_near(&self) -> bool {
+        self.direct.is_some()
+    }
+
+    fn carry(&self, request: Request<Bytes>) -> BoxFuture<'_, kube::Result<Response<Bytes>>> {
         let Some(call) = &self.direct else { return self.kube.carry(request) };
         let answer = call(request);
         Box::pin(async move {
@@ -58,11 +67,10 @@ impl Carrier for Client {
 }
 
 impl Carrier for kube::Client {
-    fn carry(&self, request: Request<Bytes>) -> BoxFuture<'_, kube::Result<(StatusCode, Bytes)>> {
+    fn carry(&self, request: Request<Bytes>) -> BoxFuture<'_, kube::Result<Response<Bytes>>> {
         Box::pin(async move {
-            let response = self.send(request.map(Body::from)).await?;
-            let code = response.status();
-            Ok((code, response.into_body().collect().await?.to_bytes()))
+            let (parts, body) = self.send(request.map(Body::from)).await?.into_parts();
+            Ok(Response::from_parts(parts, body.collect().await?.to_bytes()))
         })
     }
 }
@@ -71,8 +79,8 @@ impl Carrier for kube::Client {
 mod tests {
     use super::*;
     use crate::write::{self, Part};
-    use cleat_api::Key;
-    use http::Method;
+    use cleat_api::{Handed, Key};
+    use http::{Method, StatusCode};
     use k8s_openapi::api::core::v1::ConfigMap;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -103,8 +111,19 @@ mod tests {
         kube::Client::new(service, "default")
     }
 
+    /// Takes objects for texts, and answers alike where it can.
     fn straight() -> Client {
-        Client::direct(through_kube(), Arc::new(|request| Box::pin(std::future::ready(answer(&request)))))
+        let call = |request: Request<Bytes>| {
+            let (code, body) = answer(&request);
+            let handed = request.extensions().get::<Handed>().filter(|_| code.is_success());
+            let sent = handed.and_then(Handed::take::<ConfigMap>);
+            let response = Response::builder().status(code);
+            match sent.and_then(|map| handed?.answer(map).ok()) {
+                Some(answer) => response.extension(answer).body(Bytes::new()).unwrap(),
+                None => response.body(body).unwrap(),
+            }
+        };
+        Client::direct(through_kube(), Arc::new(move |request| Box::pin(std::future::ready(call(request)))))
     }
 
     #[tokio::test]

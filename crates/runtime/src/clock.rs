@@ -6,8 +6,9 @@ use k8s_openapi::jiff::Timestamp;
 pub trait Clock: Send + Sync + 'static {
     fn now(&self) -> Timestamp;
 
+    /// As it is written into objects: in whole seconds.
     fn time(&self) -> Time {
-        Time(self.now())
+        Time(Timestamp::from_second(self.now().as_second()).unwrap_or_default())
     }
 }
 

@@ -3,10 +3,12 @@
 //! kube's own calls decode `managedFields` into trees that outweigh the rest of the object several times, and copy each
 //! body on the way. Everything this crate reads goes through here instead.
 
+use std::any::Any;
 use std::borrow::Cow;
 use std::io;
 
 use bytes::{Buf as _, Bytes, BytesMut};
+use cleat_api::Handed;
 use http_body_util::BodyExt as _;
 use kube::client::Body;
 use kube::core::Status;
@@ -50,8 +52,48 @@ pub(crate) async fn fetch_unless_status<T: DeserializeOwned>(
 
 /// The whole answer.
 pub(crate) async fn text(client: &dyn Carrier, request: http::Request<Vec<u8>>) -> kube::Result<Bytes> {
-    let (code, body) = client.carry(request.map(Bytes::from)).await?;
-    if is_failure(code) { Err(failure(code, &body)) } else { Ok(body) }
+    answer(client, request.map(Bytes::from)).await.map(http::Response::into_body)
+}
+
+async fn answer(client: &dyn Carrier, request: http::Request<Bytes>) -> kube::Result<http::Response<Bytes>> {
+    let response = client.carry(request).await?;
+    let code = response.status();
+    if is_failure(code) { Err(failure(code, response.body())) } else { Ok(response) }
+}
+
+/// Like [`fetch`], for a write. A server in this process gets what the text says as it is, and answers alike.
+pub(crate) async fn exchange<T: DeserializeOwned + Clone + Any + Send>(
+    client: &dyn Carrier,
+    request: http::Request<Vec<u8>>,
+    sent: Option<&T>,
+) -> kube::Result<T> {
+    let response = answer(client, with_object(client, request, sent)).await?;
+    match response.extensions().get::<Handed>().and_then(Handed::take::<T>) {
+        Some(object) => Ok(*object),
+        None => serde_json::from_slice(&slim(response.body())).map_err(Error::SerdeError),
+    }
+}
+
+/// Like [`send`], for a write.
+pub(crate) async fn submit<T: Clone + Any + Send>(
+    client: &dyn Carrier,
+    request: http::Request<Vec<u8>>,
+    sent: &T,
+) -> kube::Result<()> {
+    answer(client, with_object(client, request, Some(sent))).await.map(drop)
+}
+
+fn with_object<T: Clone + Any + Send>(
+    client: &dyn Carrier,
+    request: http::Request<Vec<u8>>,
+    sent: Option<&T>,
+) -> http::Request<Bytes> {
+    let mut request = request.map(Bytes::from);
+    if client.is_near() {
+        let handed = sent.map_or_else(Handed::wanted::<T>, |sent| Handed::object(Box::new(sent.clone())));
+        request.extensions_mut().insert(handed);
+    }
+    request
 }
 
 fn is_failure(code: http::StatusCode) -> bool {

@@ -74,7 +74,9 @@ impl WriteError {
 }
 
 /// A kind that can be read and written.
-pub trait Reachable: Resource<DynamicType = ()> + Clone + DeserializeOwned + Serialize + Debug + 'static {
+pub trait Reachable:
+    Resource<DynamicType = ()> + Clone + DeserializeOwned + Serialize + Debug + Send + 'static
+{
     /// The namespace of a request about an object that says it is in this one.
     fn place(namespace: Option<&str>) -> Option<&str>;
 }
@@ -98,7 +100,7 @@ impl Placed for NamespaceResourceScope {
 
 impl<K> Reachable for K
 where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Serialize + Debug + 'static,
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Serialize + Debug + Send + 'static,
     K::Scope: Placed,
 {
     fn place(namespace: Option<&str>) -> Option<&str> {
@@ -130,14 +132,14 @@ fn built(request: Built) -> kube::Result<http::Request<Vec<u8>>> {
 
 pub async fn create<K: Reachable>(client: &dyn Carrier, object: &K) -> Result<K, WriteError> {
     let key = Key::of(object.meta());
-    let made = async { wire::fetch(client, creation(&key, object)?).await };
+    let made = async { wire::exchange(client, creation(&key, object)?, Some(object)).await };
     made.await.map_err(failed::<K>("create", &key))
 }
 
 /// The same for a caller who does not look at what the server made of it.
 pub async fn create_unseen<K: Reachable>(client: &dyn Carrier, object: &K) -> Result<(), WriteError> {
     let key = Key::of(object.meta());
-    let made = async { wire::send(client, creation(&key, object)?).await };
+    let made = async { wire::submit(client, creation(&key, object)?, object).await };
     made.await.map_err(failed::<K>("create", &key))
 }
 
@@ -155,7 +157,7 @@ pub async fn replace<K: Reachable>(client: &dyn Carrier, part: Part, object: &K)
             Part::Whole => requests.replace(&key.name, &params, data),
             Part::Status => requests.replace_subresource("status", &key.name, &params, data),
         };
-        wire::fetch(client, built(request)?).await
+        wire::exchange(client, built(request)?, Some(object)).await
     };
     written.await.map_err(failed::<K>("update", &key))
 }
@@ -174,7 +176,7 @@ pub async fn merge<K: Reachable>(
             Part::Whole => requests.patch(&key.name, &params, &patch),
             Part::Status => requests.patch_subresource("status", &key.name, &params, &patch),
         };
-        wire::fetch(client, built(request)?).await
+        wire::exchange(client, built(request)?, None).await
     };
     written.await.map_err(failed::<K>("patch", key))
 }

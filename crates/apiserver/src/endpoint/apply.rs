@@ -41,7 +41,7 @@ pub(crate) async fn apply(api: &Api, call: &Call, at: At<'_>, part: Part) -> Res
     loop {
         let mut change = |current: &Current<'_>| request.onto(current);
         let outcome = modify(api, at, part, Origin::Patch, effect, &mut change).await;
-        let (code, stored) = match outcome {
+        let (code, written) = match outcome {
             Err(ApiError::NotFound { .. }) if part == Part::Main => {
                 match insert(api, at.kind, at.namespace, request.fresh()?, effect).await {
                     // Somebody else made it in between: then this is a change of theirs.
@@ -51,7 +51,7 @@ pub(crate) async fn apply(api: &Api, call: &Call, at: At<'_>, part: Part) -> Res
             }
             other => (StatusCode::OK, other?),
         };
-        return Ok(read::one(call, at.kind, code, &stored)?.with_warnings(warnings));
+        return Ok(read::written(call, at.kind, code, written)?.with_warnings(warnings));
     }
 }
 

@@ -36,7 +36,14 @@ pub(crate) fn body(
     let text: &[u8] = if call.body.trim_ascii() == b"null" { b"{}" } else { &call.body };
     let outline = Outline::of(Origin::Body, text);
     // A text that cannot be read says why only when it is looked at anew.
-    if let Some(zeros) = outline.known(kind)
+    let known = outline.known(kind);
+    if let (Some(false), Some(handed)) = (known, &call.handed)
+        && let Some(object) = kind.adopt(handed)
+    {
+        debug_assert!(says(kind, &*object, text), "what was handed over is not what the text says");
+        return Ok((object, Vec::new()));
+    }
+    if let Some(zeros) = known
         && let Ok(object) = kept(kind, Source::Bytes(text), zeros)
     {
         return Ok((object, Vec::new()));
@@ -56,6 +63,11 @@ pub(crate) fn body(
         FieldValidation::Warn | FieldValidation::Strict => findings.complaints,
     };
     judge(kind, object, found, validation)
+}
+
+/// Does the text say the same as the object?
+fn says(kind: &dyn Kind, object: &dyn Object, text: &[u8]) -> bool {
+    kind.decode(Source::Bytes(text)).is_ok_and(|said| said.encode() == object.encode())
 }
 
 /// The object of a text, which may hold values that are not kept.

@@ -131,8 +131,8 @@ async fn create(api: &Arc<Api>, call: &Call, kind: &dyn Kind, namespace: Option<
     let manager = call.query.field_manager("CreateOptions", &call.agent)?;
     let (mut object, warnings) = decode::body(call, kind, validation)?;
     let owners = Tracker::new(kind, Part::Main, Operation::Update, &manager).created(&mut *object);
-    let stored = write::insert(api, kind, namespace, Document { object, owners }, effect).await?;
-    Ok(read::one(call, kind, StatusCode::CREATED, &stored)?.with_warnings(warnings))
+    let written = write::insert(api, kind, namespace, Document { object, owners }, effect).await?;
+    Ok(read::written(call, kind, StatusCode::CREATED, written)?.with_warnings(warnings))
 }
 
 async fn object(api: &Arc<Api>, call: &Call, at: At<'_>) -> Result<Reply, ApiError> {
@@ -147,8 +147,8 @@ async fn object(api: &Arc<Api>, call: &Call, at: At<'_>) -> Result<Reply, ApiErr
                 let owners = Tracker::new(at.kind, Part::Main, Operation::Update, &manager).created(&mut *object);
                 let effect = call.query.effect("UpdateOptions")?;
                 let document = Document { object, owners };
-                let stored = write::insert(api, at.kind, at.namespace, document, effect).await?;
-                Ok(read::one(call, at.kind, StatusCode::CREATED, &stored)?.with_warnings(warnings))
+                let written = write::insert(api, at.kind, at.namespace, document, effect).await?;
+                Ok(read::written(call, at.kind, StatusCode::CREATED, written)?.with_warnings(warnings))
             }
             other => other,
         },

@@ -5,6 +5,7 @@ use http::StatusCode;
 use serde_json::json;
 
 use super::At;
+use super::write::Written;
 use crate::api::Api;
 use crate::error::ApiError;
 use crate::http::Call;
@@ -23,6 +24,20 @@ pub(crate) async fn get(api: &Api, call: &Call, at: At<'_>) -> Result<Reply, Api
     }
     let entry = api.of(at.kind).get(&at.key()).await?.ok_or_else(|| at.not_found())?;
     one(call, at.kind, StatusCode::OK, &Stored::from(&entry))
+}
+
+/// What a write has made; whoever is in this process and knows its type gets it as it is.
+pub(crate) fn written(call: &Call, kind: &dyn Kind, code: StatusCode, written: Written) -> Result<Reply, ApiError> {
+    let Written { stored, mut object } = written;
+    if let Some(handed) = &call.handed
+        && matches!(negotiate(call.accept.as_deref(), Shape::Item)?, Form::Plain)
+    {
+        object.meta_mut().resource_version = (stored.revision > 0).then(|| stored.revision.to_string());
+        if let Ok(answer) = handed.answer(object) {
+            return Ok(Reply::handed(code, answer));
+        }
+    }
+    one(call, kind, code, &stored)
 }
 
 pub(crate) fn one(call: &Call, kind: &dyn Kind, code: StatusCode, stored: &Stored) -> Result<Reply, ApiError> {

@@ -66,7 +66,7 @@ async fn write(api: &Api, call: &Call, at: At<'_>, paths: &Scale) -> Result<Stor
         object.meta_mut().managed_fields = None;
         Ok(Document { object, owners: current.document.owners.clone() })
     };
-    modify(api, at, Part::Main, origin, effect, &mut change).await
+    modify(api, at, Part::Main, origin, effect, &mut change).await.map(|written| written.stored)
 }
 
 fn replicas(at: At<'_>, scale: &Value) -> Result<i64, ApiError> {

@@ -28,8 +28,8 @@ pub(crate) async fn put(api: &Api, call: &Call, at: At<'_>, part: Part) -> Resul
         let owners = tracker.updated(&current.divided, &mut *object);
         Ok(Document { object, owners })
     };
-    let stored = modify(api, at, part, Origin::Put, effect, &mut change).await?;
-    Ok(read::one(call, at.kind, StatusCode::OK, &stored)?.with_warnings(warnings))
+    let written = modify(api, at, part, Origin::Put, effect, &mut change).await?;
+    Ok(read::written(call, at.kind, StatusCode::OK, written)?.with_warnings(warnings))
 }
 
 pub(crate) async fn patch(api: &Api, call: &Call, at: At<'_>, part: Part) -> Result<Reply, ApiError> {
@@ -55,6 +55,6 @@ pub(crate) async fn patch(api: &Api, call: &Call, at: At<'_>, part: Part) -> Res
         let owners = tracker.updated(&current.divided, &mut *object);
         Ok(Document { object, owners })
     };
-    let stored = modify(api, at, part, Origin::Patch, effect, &mut change).await?;
-    Ok(read::one(call, at.kind, StatusCode::OK, &stored)?.with_warnings(warnings))
+    let written = modify(api, at, part, Origin::Patch, effect, &mut change).await?;
+    Ok(read::written(call, at.kind, StatusCode::OK, written)?.with_warnings(warnings))
 }

@@ -36,13 +36,20 @@ pub(crate) enum Origin {
     Server,
 }
 
+/// What a write has made, as it is stored and as it is.
+pub(crate) struct Written {
+    pub(crate) stored: Stored,
+    /// Without managedFields and resourceVersion.
+    pub(crate) object: Box<dyn Object>,
+}
+
 pub(crate) async fn insert(
     api: &Api,
     kind: &dyn Kind,
     namespace: Option<&str>,
     document: Document,
     effect: Effect,
-) -> Result<Stored, ApiError> {
+) -> Result<Written, ApiError> {
     let Document { mut object, owners } = document;
     let d = kind.descriptor();
     let now = meta::now();
@@ -80,11 +87,11 @@ pub(crate) async fn insert(
         if effect == Effect::DryRun {
             return match api.of(kind).get(&key).await? {
                 Some(entry) => Err(exists(kind, &name, &entry)),
-                None => Ok(Stored { value, revision: 0 }),
+                None => Ok(Written { stored: Stored { value, revision: 0 }, object }),
             };
         }
         match api.of(kind).create(&key, value.clone()).await {
-            Ok(revision) => return Ok(Stored { value, revision }),
+            Ok(revision) => return Ok(Written { stored: Stored { value, revision }, object }),
             Err(WriteError::Exists { .. }) if base.is_some() && attempt < NAME_ATTEMPTS => {}
             Err(WriteError::Exists { current, .. }) => return Err(exists(kind, &name, &current)),
             Err(error) => return Err(error.into()),
@@ -145,7 +152,7 @@ pub(crate) async fn modify(
     origin: Origin,
     effect: Effect,
     change: &mut Change<'_>,
-) -> Result<Stored, ApiError> {
+) -> Result<Written, ApiError> {
     let key = at.key();
     loop {
         let entry = api.of(at.kind).get(&key).await?.ok_or_else(|| at.not_found())?;
@@ -163,12 +170,14 @@ pub(crate) async fn modify(
         restore(&at, part, &mut *new, &*old);
         check_valid(&at, part, &*new, &*old)?;
         if new.meta().deletion_timestamp.is_some() && is_free(at.kind, &*new) {
+            let value = Encoded::of(&mut *new).with(&owners);
+            let last = Written { stored: Stored { value, ..stored }, object: new };
             if effect == Effect::DryRun {
-                return Ok(Stored { value: Encoded::of(&mut *new).with(&owners), ..stored });
+                return Ok(last);
             }
             // The last thing that held a deleted object is gone, and so is the object.
             match api.of(at.kind).delete(&key, entry.modified).await {
-                Ok(_) => return Ok(Stored { value: Encoded::of(&mut *new).with(&owners), ..stored }),
+                Ok(_) => return Ok(last),
                 Err(WriteError::Conflict { .. }) => continue,
                 Err(WriteError::Missing { .. }) => return Err(at.not_found()),
                 Err(error) => return Err(error.into()),
@@ -179,14 +188,14 @@ pub(crate) async fn modify(
         let same = encoded.is(&owners_before, &entry.value) && owners.same_but_times(&owners_before);
         let counts = at.descriptor().first_write == FirstWrite::Counts && entry.modified == entry.created;
         if same && !counts {
-            return Ok(stored);
+            return Ok(Written { stored, object: new });
         }
         let value = encoded.with(if same { &owners_before } else { &owners });
         if effect == Effect::DryRun {
-            return Ok(Stored { value, ..stored });
+            return Ok(Written { stored: Stored { value, ..stored }, object: new });
         }
         match api.of(at.kind).update(&key, entry.modified, value.clone()).await {
-            Ok(revision) => return Ok(Stored { value, revision }),
+            Ok(revision) => return Ok(Written { stored: Stored { value, revision }, object: new }),
             // The change is computed again; if it insists on a resourceVersion it now fails.
             Err(WriteError::Conflict { .. }) => {}
             Err(WriteError::Missing { .. }) => return Err(at.not_found()),

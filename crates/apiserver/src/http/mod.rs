@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use cleat_api::Handed;
 use http::header::{ACCEPT, CONTENT_TYPE, IF_NONE_MATCH, USER_AGENT};
 use http::request::Parts;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
@@ -41,6 +42,8 @@ pub(crate) struct Call {
     /// Who the client says it is.
     pub(crate) agent: String,
     pub(crate) body: Bytes,
+    /// From a component of this process.
+    pub(crate) handed: Option<Handed>,
     /// Ends streams when the connection's server stops.
     pub(crate) closing: CancellationToken,
 }
@@ -121,13 +124,14 @@ pub(crate) fn unavailable() -> Response<ApiBody> {
 
 async fn answer(
     api: &Arc<Api>,
-    parts: Parts,
+    mut parts: Parts,
     route: Route,
     query: Query,
     body: Bytes,
     caller: &Caller,
     closing: CancellationToken,
 ) -> Result<Reply, ApiError> {
+    let handed = parts.extensions.remove::<Handed>();
     let header = |name| parts.headers.get(name).and_then(|v: &http::HeaderValue| v.to_str().ok());
     let accept = header(ACCEPT);
     let kinds = api.kinds();
@@ -169,6 +173,7 @@ async fn answer(
                 agent: header(USER_AGENT).unwrap_or(&caller.name).to_owned(),
                 method: parts.method,
                 body,
+                handed,
                 closing,
             };
             match review::find(&target.group, &target.version, &target.plural) {

@@ -1,6 +1,7 @@
 //! Building HTTP responses: objects, Status, plain text, warnings.
 
 use bytes::{Bytes, BytesMut};
+use cleat_api::Handed;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, HeaderName, HeaderValue, RETRY_AFTER, VARY, WARNING};
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
@@ -19,11 +20,24 @@ pub(crate) struct Reply {
     pub(crate) warnings: Vec<String>,
     /// Beyond those every answer has; one of the same name replaces it.
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
+    /// In the place of a body.
+    pub(crate) handed: Option<Handed>,
 }
 
 impl Reply {
     pub(crate) fn bytes(code: StatusCode, body: impl Into<Bytes>) -> Self {
-        Self { code, content_type: JSON, body: ApiBody::full(body), warnings: Vec::new(), headers: Vec::new() }
+        Self {
+            code,
+            content_type: JSON,
+            body: ApiBody::full(body),
+            warnings: Vec::new(),
+            headers: Vec::new(),
+            handed: None,
+        }
+    }
+
+    pub(crate) fn handed(code: StatusCode, handed: Handed) -> Self {
+        Self { handed: Some(handed), ..Self::bytes(code, Bytes::new()) }
     }
 
     pub(crate) fn buffer(code: StatusCode, mut body: BytesMut) -> Self {
@@ -36,17 +50,11 @@ impl Reply {
     }
 
     pub(crate) fn text(code: StatusCode, body: impl Into<Bytes>) -> Self {
-        Self {
-            code,
-            content_type: "text/plain; charset=utf-8",
-            body: ApiBody::full(body),
-            warnings: Vec::new(),
-            headers: Vec::new(),
-        }
+        Self { content_type: "text/plain; charset=utf-8", ..Self::bytes(code, body) }
     }
 
     pub(crate) fn stream(body: ApiBody) -> Self {
-        Self { code: StatusCode::OK, content_type: JSON, body, warnings: Vec::new(), headers: Vec::new() }
+        Self { body, ..Self::bytes(StatusCode::OK, Bytes::new()) }
     }
 
     /// The Status that reports success about one object.
@@ -106,6 +114,9 @@ impl Reply {
         }
         for value in super::warning::headers(&self.warnings) {
             headers.append(WARNING, value);
+        }
+        if let Some(handed) = self.handed {
+            response.extensions_mut().insert(handed);
         }
         response
     }

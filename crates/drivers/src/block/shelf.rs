@@ -213,8 +213,11 @@ fn open_and_write(options: &mut OpenOptions, path: &Path, bytes: &[u8]) -> io::R
     Ok(file)
 }
 
-/// Whether there was one.
+/// Whether there was one. Looks first: removing what is not there would keep everybody else out of the directory.
 pub(crate) fn remove_file(path: &Path) -> io::Result<bool> {
+    if !fs::exists(path)? {
+        return Ok(false);
+    }
     match fs::remove_file(path) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
