@@ -8,6 +8,7 @@ use std::{
     io::{self, Write},
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
 };
 
 use cleat_crash::point;
@@ -18,6 +19,9 @@ use super::{failure::Failure, request::is_id};
 pub(crate) struct Shelf {
     directory: PathBuf,
     sync_names: SyncNames,
+    /// Who removes names from the directory. The kernel lets in one at a time, and those who wait for it there, several
+    /// times for each removal, burn the time away.
+    removal: Mutex<()>,
 }
 
 /// A record that every process sees, and a power failure may take away.
@@ -58,7 +62,7 @@ impl Shelf {
     pub(crate) fn open(directory: PathBuf) -> io::Result<Shelf> {
         make_directory(&directory)?;
         let sync_names = SyncNames::on(&directory)?;
-        Ok(Shelf { directory, sync_names })
+        Ok(Shelf { directory, sync_names, removal: Mutex::new(()) })
     }
 
     pub(crate) fn directory(&self) -> &Path {
@@ -112,8 +116,9 @@ impl Shelf {
     pub(crate) fn write_first<T: Serialize>(&self, id: &str, record: &T) -> Result<Unsynced<'_>, Failure> {
         let path = self.record(id);
         let bytes = self.encode(id, record)?;
-        let file = open_and_write(OpenOptions::new().create(true).truncate(true), &path, &bytes)
-            .map_err(failed("write the record", &path))?;
+        let opened = open(OpenOptions::new().create(true).truncate(true), &path);
+        let written = opened.and_then(|mut file| file.write_all(&bytes).map(|()| file));
+        let file = written.map_err(failed("write the record", &path))?;
         Ok(Unsynced { shelf: self, path, file })
     }
 
@@ -157,17 +162,19 @@ impl Shelf {
     /// Three changes in one directory, which its file system keeps in order, and one sync for all of them.
     pub(crate) fn remove(&self, id: &str, points: &Points) -> Result<(), Failure> {
         let record = self.record(id);
+        // Freeing the blocks of an image takes its time, and needs no names.
+        let alone = (!holds_data(&self.image(id))).then(|| self.removal.lock().unwrap_or_else(PoisonError::into_inner));
         fs::rename(&record, self.gone(id)).map_err(failed("retire the record", &record))?;
         point(points.retired);
         self.remove_remains(id, points)?;
+        drop(alone);
         self.sync()
     }
 
     /// For an id without a record, or with one that was retired.
     pub(crate) fn remove_remains(&self, id: &str, points: &Points) -> Result<(), Failure> {
         let (image, gone) = (self.image(id), self.gone(id));
-        let holds_data = fs::metadata(&image).is_ok_and(|found| found.blocks() > 0);
-        if holds_data && !gone.exists() {
+        if holds_data(&image) && !gone.exists() {
             // No step of ours leaves this behind: somebody has lost a record, and must not lose the data too.
             return Err(Failure::Orphan { path: image });
         }
@@ -204,13 +211,17 @@ pub(crate) fn failed(step: &'static str, path: &Path) -> impl FnOnce(io::Error) 
 }
 
 pub(crate) fn write_file(options: &mut OpenOptions, path: &Path, bytes: &[u8]) -> io::Result<()> {
-    open_and_write(options, path, bytes)?.sync_all()
+    let mut file = open(options, path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
 }
 
-fn open_and_write(options: &mut OpenOptions, path: &Path, bytes: &[u8]) -> io::Result<File> {
-    let mut file = options.write(true).mode(0o600).open(path)?;
-    file.write_all(bytes)?;
-    Ok(file)
+fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    options.write(true).mode(0o600).open(path)
+}
+
+fn holds_data(image: &Path) -> bool {
+    fs::metadata(image).is_ok_and(|found| found.blocks() > 0)
 }
 
 /// Whether there was one. Looks first: removing what is not there would keep everybody else out of the directory.
