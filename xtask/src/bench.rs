@@ -1,4 +1,5 @@
-//! `cargo xtask bench NAME`: runs one benchmark in the release profile, after saying on which machine.
+//! `cargo xtask bench NAME`: runs one benchmark after saying on which machine, in the release profile or, with
+//! `--shipped`, in that of what is shipped.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -24,7 +25,7 @@ pub(crate) enum Name {
     Attach,
 }
 
-pub(crate) fn run(root: &Path, name: Name) -> Result<ExitCode> {
+pub(crate) fn run(root: &Path, name: Name, shipped: bool) -> Result<ExitCode> {
     let (package, bench) = match name {
         Name::Api => ("cleat-apiserver", "api"),
         Name::Spine => ("cleat", "spine"),
@@ -34,7 +35,10 @@ pub(crate) fn run(root: &Path, name: Name) -> Result<ExitCode> {
         Name::Attach => ("cleat", "attach"),
     };
     println!("{}\n", machine());
-    let arguments = ["bench", "--quiet", "--package", package, "--bench", bench];
+    let mut arguments = vec!["bench", "--quiet", "--package", package, "--bench", bench];
+    if shipped {
+        arguments.extend(["--profile", "dist"]);
+    }
     let status = cargo(root, &arguments).status().context("running cargo bench")?;
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -21,7 +21,12 @@ enum Chore {
     /// The rules the compiler does not know: who imports whom, pure decisions, file sizes, leftovers
     Tidy,
     /// Measures one part on this machine and prints the figures
-    Bench { name: bench::Name },
+    Bench {
+        name: bench::Name,
+        /// As it is shipped: optimised as a whole, which takes a quarter of an hour to build
+        #[arg(long)]
+        shipped: bool,
+    },
     /// Replays recorded behaviour of a real cluster against Cleat
     Golden(golden::Arguments),
 }
@@ -31,7 +36,7 @@ pub(crate) fn run() -> ExitCode {
     let outcome = match Arguments::parse().chore {
         Chore::Ci => ci::run(&root),
         Chore::Tidy => tidy::run(&root),
-        Chore::Bench { name } => bench::run(&root, name),
+        Chore::Bench { name, shipped } => bench::run(&root, name, shipped),
         Chore::Golden(arguments) => golden::run(&root, &arguments),
     };
     outcome.unwrap_or_else(|error| {

@@ -14,8 +14,9 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use redb::Database;
 
-use super::file::{self, LOG, META, OBJECTS, REVISION, SAMPLES, SUM, Sum, encode};
+use super::file::{self, LOG, META, OBJECTS, REVISION, SAMPLES, SUM};
 use super::pack::Named;
+use super::record::{Sum, encode};
 use super::seal::Seal;
 use super::state::Change;
 use super::statistics::Statistics;

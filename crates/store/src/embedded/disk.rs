@@ -4,9 +4,11 @@ use std::io;
 use std::sync::Arc;
 
 use super::checkpoint::{Backlog, Checkpointer, Pace, StoreError};
-use super::file::{Opened, encode};
-use super::log::{Frame, Item, Log};
+use super::file::Opened;
+use super::frame::{Frame, Item};
+use super::log::Log;
 use super::pack::Packer;
+use super::record::encode;
 use super::seal::Seal;
 use super::state::Change;
 use super::statistics::Statistics;

@@ -1,8 +1,7 @@
 //! The container: what is in it, how it is made, opened and checked. Nothing else in the crate opens it.
 //!
 //! Three tables: `objects` (key → create revision, modify revision, value), `samples` (sort of keys and number → a text
-//! that values are compared with) and `meta` (`format`, `revision`, `sum`, `log`, `residue`). The highest bit of the create revision
-//! says that the value is sealed, the next one that it is packed: number of the sample, length, what is kept. `sum` is over
+//! that values are compared with) and `meta` (`format`, `revision`, `sum`, `log`, `residue`). `sum` is over
 //! all records and samples: it tells damage that the container does not notice. `log` says that batches newer than
 //! `revision` may be in a log beside it; without it, files of a log are what a stop left behind.
 
@@ -21,11 +20,13 @@ use redb::{
 };
 
 use super::checkpoint::{Backlog, Container};
-use super::log::{self, Found, Item, Log, Read};
+use super::frame::{Found, Item};
+use super::log::{self, Log, Read};
 use super::pack::{Named, sort};
+use super::record::{Form, Record, Sum, encode, split};
 use super::seal::{Seal, UnsealError};
 use super::state::ByKey;
-use crate::{Entry, Kept, OpenError, Revision};
+use crate::{Kept, OpenError, Revision};
 
 pub(super) const OBJECTS: TableDefinition<&str, &[u8]> = TableDefinition::new("objects");
 pub(super) const SAMPLES: TableDefinition<(&str, u32), &[u8]> = TableDefinition::new("samples");
@@ -86,101 +87,6 @@ impl Stale {
     fn leaves_residue(&self) -> bool {
         self.log || self.residue || !self.objects.is_empty() || !self.samples.is_empty()
     }
-}
-
-/// What all records add up to, whatever their order: adding one and taking it away again leaves it as it was.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Sum(pub(super) u64);
-
-impl Sum {
-    pub(super) fn add(&mut self, other: &Self) {
-        self.0 = self.0.wrapping_add(other.0);
-    }
-
-    pub(super) fn take(&mut self, other: &Self) {
-        self.0 = self.0.wrapping_sub(other.0);
-    }
-
-    pub(super) fn of_record(key: &str, record: &[u8]) -> Self {
-        Self::of(&[&(key.len() as u64).to_le_bytes(), key.as_bytes(), record])
-    }
-
-    pub(super) fn of_sample(sort: &str, id: u32, text: &[u8]) -> Self {
-        Self::of(&[b"sample", &id.to_le_bytes(), sort.as_bytes(), b" ", text])
-    }
-
-    /// As it was up to [`UNLOGGED_FORMAT`].
-    fn of_entry(entry: &Entry) -> Self {
-        let length = (entry.key.len() as u64).to_le_bytes();
-        let (created, modified) = (entry.created.to_le_bytes(), entry.modified.to_le_bytes());
-        Self::of(&[&length, entry.key.as_bytes(), &created, &modified, &entry.value])
-    }
-
-    fn of(parts: &[&[u8]]) -> Self {
-        let mut hash = ring::digest::Context::new(&ring::digest::SHA256);
-        parts.iter().for_each(|part| hash.update(part));
-        let hash = hash.finish();
-        Self(hash.as_ref().iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte)))
-    }
-}
-
-/// No history is long enough to need these bits.
-const SEALED: Revision = 1 << 63;
-const PACKED: Revision = 1 << 62;
-
-/// The bytes stored under a key; nothing if they should be sealed and cannot be.
-pub(super) fn encode(seal: Option<&Seal>, kept: &Kept) -> Option<Vec<u8>> {
-    let Kept { key, value, created, modified } = kept;
-    if let Some(seal) = seal.filter(|seal| seal.covers(key)) {
-        return Some(record(created | SEALED, *modified, &[&seal.seal(key, &value.text())?]));
-    }
-    Some(match value.sample() {
-        None => record(*created, *modified, &[value.bytes()]),
-        Some(sample) => {
-            let (id, length) = (sample.id().to_le_bytes(), value.length().to_le_bytes());
-            record(created | PACKED, *modified, &[&id, &length, value.bytes()])
-        }
-    })
-}
-
-fn record(created: Revision, modified: Revision, value: &[&[u8]]) -> Vec<u8> {
-    let (created, modified) = (created.to_le_bytes(), modified.to_le_bytes());
-    let mut record = Vec::with_capacity(16 + value.iter().map(|part| part.len()).sum::<usize>());
-    for part in [&created[..], &modified].iter().chain(value) {
-        record.extend_from_slice(part);
-    }
-    record
-}
-
-/// A record taken apart.
-struct Record<'a> {
-    created: Revision,
-    modified: Revision,
-    value: Form<'a>,
-}
-
-enum Form<'a> {
-    Plain(&'a [u8]),
-    Sealed(&'a [u8]),
-    Packed { sample: u32, length: u32, bytes: &'a [u8] },
-}
-
-fn split(record: &[u8]) -> Option<Record<'_>> {
-    let (created, rest) = record.split_first_chunk::<8>()?;
-    let (modified, value) = rest.split_first_chunk::<8>()?;
-    let created = Revision::from_le_bytes(*created);
-    let modified = Revision::from_le_bytes(*modified);
-    let value = match (created & SEALED != 0, created & PACKED != 0) {
-        (false, false) => Form::Plain(value),
-        (true, false) => Form::Sealed(value),
-        (false, true) => {
-            let (sample, rest) = value.split_first_chunk::<4>()?;
-            let (length, bytes) = rest.split_first_chunk::<4>()?;
-            Form::Packed { sample: u32::from_le_bytes(*sample), length: u32::from_le_bytes(*length), bytes }
-        }
-        (true, true) => return None,
-    };
-    Some(Record { created: created & !(SEALED | PACKED), modified, value })
 }
 
 /// Opens the container, makes it if it is not there, and repeats what is in its log.
@@ -589,6 +495,8 @@ fn storage_error(path: &Path, step: &'static str, error: StorageError) -> OpenEr
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Entry;
+    use crate::embedded::record::record;
 
     #[test]
     fn a_first_start_that_was_cut_short_is_repeated() {

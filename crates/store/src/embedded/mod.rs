@@ -7,8 +7,10 @@
 mod checkpoint;
 mod disk;
 mod file;
+mod frame;
 mod log;
 mod pack;
+mod record;
 mod seal;
 mod state;
 mod statistics;
