@@ -85,7 +85,8 @@ impl Recorder {
             kind,
             reason: reason.to_owned(),
             message: message.into(),
-            at: self.clock.time(),
+            // To the nanosecond: events of one second need names of their own.
+            at: Time(self.clock.now()),
         };
         if self.notes.try_send(note).is_err() {
             debug!(reason, "event dropped: too many are waiting to be written");

@@ -120,6 +120,7 @@ async fn neither_does_it_leave_what_was_deleted_before() {
     assert!(contains(&copy.path(), b"swordfish"));
     let sealed = copy.open(&[ONE]);
     assert!(!contains(&copy.path(), b"swordfish"));
+    assert!(copy.0.path().join("store.redb").exists() && !copy.0.path().join("store.redb.log0").exists());
     let made = sealed.create("/secrets/b", PLAIN.into()).await.unwrap();
     sealed.delete("/secrets/b", made).await.unwrap();
     let again = copied(&copy);

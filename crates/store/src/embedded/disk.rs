@@ -151,7 +151,12 @@ impl Disk {
         let pace = self.checkpointer.settle();
         let container = self.checkpointer.close();
         let (Some(container), Pace::Idle(_)) = (container, pace) else { return };
-        if self.marked
+        // It may have recovered between the two looks: then there is more in the log.
+        if !self.backlog.is_empty() {
+            return;
+        }
+        // A mark that failed may have succeeded meanwhile; there is a file before it is tried.
+        if !self.log.is_absent()
             && let Err(error) = container.stands_alone()
         {
             tracing::warn!(%error, "the store's log is kept");
@@ -348,6 +353,24 @@ mod tests {
         fs::write(format!("{}.log0", place.path().display()), b"anything").unwrap();
         drop(place.open());
         assert_eq!(place.logs(), 0);
+    }
+
+    #[test]
+    fn a_mark_that_succeeds_unnoticed_is_taken_back() {
+        let place = Place::new();
+        let mut opened = file::open(&place.path(), None).unwrap().disk;
+        opened.container.lose();
+        let away = place.0.path().join("away");
+        fs::rename(place.path(), &away).unwrap();
+        let mut disk = Disk::new(SMALL, None, Packer::default(), opened, Arc::default()).unwrap();
+        let error = disk.commit(vec![Writes::new().next()]).unwrap_err();
+        assert!(matches!(&error, CommitError::Unmarked(_)), "{error}");
+        fs::rename(&away, place.path()).unwrap();
+        while !matches!(disk.checkpointer.pace(), Pace::Idle(_)) {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        disk.close();
+        assert_eq!((place.logs(), place.contents()), (0, BTreeMap::new()));
     }
 
     #[test]

@@ -68,7 +68,7 @@ pub(super) struct Opened {
 #[derive(Default)]
 struct Stale {
     format: bool,
-    /// Is there something in the log that is not as it would be stored now, be it still of use or not?
+    /// May there be something in the log that must not stay in its form?
     log: bool,
     /// Was the last start cut short while it was at this?
     residue: bool,
@@ -123,6 +123,8 @@ pub(super) fn open(path: &Path, seal: Option<&Arc<Seal>>) -> Result<Loaded, Open
             return Err(corrupt("its log is missing"));
         }
         log = found;
+        // Whatever was deleted, or half written, or is left of an earlier use of its files, is there as it was written.
+        contents.stale.log = seal.is_some();
         contents.replay(&frames, &mut backlog)?;
     } else {
         // It has nothing that the container has not: it was on its way out.
@@ -370,10 +372,7 @@ impl<'a> Contents<'a> {
         for item in frames.iter().flat_map(Found::items) {
             match item.ok_or_else(|| self.corrupt("its log cannot be read".into()))? {
                 Item::Sample { sort, id, text } => backlog.samples.push(self.learn(sort, id, text)),
-                Item::Stored { key, record } => {
-                    self.stale.log |= split(record).is_none_or(|record| !self.is_current(key, &record));
-                    last.insert(key, Some(record));
-                }
+                Item::Stored { key, record } => drop(last.insert(key, Some(record))),
                 Item::Removed { key } => drop(last.insert(key, None)),
             }
         }

@@ -1,9 +1,9 @@
 //! The log: every batch since the container was last brought up to date, in files beside it.
 //!
-//! A file is a row of frames (`frame`), one per batch, each beginning at a multiple of [`GRAIN`]. A batch is one write into room that the file has
-//! already, and one sync of data: the file system has nothing of its own to write. When the container has everything that
-//! is in a file, the file is written from its beginning again; what is left of its last use is older than the container
-//! and so told apart.
+//! A file is a row of frames (`frame`), one per batch, each beginning at a multiple of [`GRAIN`]. A batch is one write into
+//! room that the file has already, and one sync of data: the file system has nothing of its own to write. When the container
+//! has everything that is in a file, the file is written from its beginning again; what is left of its last use is older than
+//! the container and so told apart.
 //!
 //! Only the last frame can be half written: no batch is begun before the one before it is on disk. So a frame that is not
 //! whole ends the log, unless whole ones follow it: then something was damaged that had been acknowledged.
@@ -110,8 +110,11 @@ impl Log {
             let slot = Slot::make(name.clone()).map_err(|error| failed(&name, error))?;
             let Row { frames, last, strays: beyond } = row(&bytes);
             // What was found may be in memory only, if whoever wrote it was killed before its sync, or that failed.
-            let rewritten = slot.file.write_all_at(&bytes[last.clone()], last.start as u64);
-            rewritten.and_then(|()| slot.file.sync_data()).map_err(|error| failed(&name, error))?;
+            match slot.file.write_all_at(&bytes[last.clone()], last.start as u64) {
+                // Some file systems need room even for that; readers need none.
+                Err(error) if error.kind() != io::ErrorKind::StorageFull => return Err(failed(&name, error)),
+                _ => slot.file.sync_data().map_err(|error| failed(&name, error))?,
+            }
             let newest = frames.last().map(|frame| frame.last).filter(|newest| *newest > revision);
             log.slots.push(Slot { last: newest, ..slot });
             rows.push(frames);
