@@ -198,6 +198,15 @@ mod tests {
             Disk::new(SMALL, None, packer, disk, Arc::default()).unwrap()
         }
 
+        /// A store whose container cannot be written until what is elsewhere is brought back.
+        fn lost(&self) -> (Opened, PathBuf) {
+            let mut opened = file::open(&self.path(), None).unwrap().disk;
+            opened.container.lose();
+            let away = self.0.path().join("away");
+            fs::rename(self.path(), &away).unwrap();
+            (opened, away)
+        }
+
         /// The files as they are now, elsewhere: what a machine finds that lost its power.
         fn copy(&self) -> Self {
             let copy = Self::new();
@@ -285,11 +294,7 @@ mod tests {
     #[test]
     fn a_container_that_cannot_be_written_stops_writers_only_when_the_log_is_full() {
         let place = Place::new();
-        drop(file::open(&place.path(), None).unwrap());
-        let mut opened = file::open(&place.path(), None).unwrap().disk;
-        opened.container.lose();
-        let away = place.0.path().join("away");
-        fs::rename(place.path(), &away).unwrap();
+        let (mut opened, away) = place.lost();
         let statistics = Arc::new(Statistics::default());
         opened.log.prepare().unwrap();
         opened.marked = true;
@@ -358,10 +363,7 @@ mod tests {
     #[test]
     fn a_mark_that_succeeds_unnoticed_is_taken_back() {
         let place = Place::new();
-        let mut opened = file::open(&place.path(), None).unwrap().disk;
-        opened.container.lose();
-        let away = place.0.path().join("away");
-        fs::rename(place.path(), &away).unwrap();
+        let (opened, away) = place.lost();
         let mut disk = Disk::new(SMALL, None, Packer::default(), opened, Arc::default()).unwrap();
         let error = disk.commit(vec![Writes::new().next()]).unwrap_err();
         assert!(matches!(&error, CommitError::Unmarked(_)), "{error}");
