@@ -258,6 +258,12 @@ impl Checkpointer {
         state.pace()
     }
 
+    /// Waits until a try succeeds.
+    #[cfg(test)]
+    pub(super) fn recovered(&self) {
+        self.progress.changed.wait_while(&mut self.progress.state.lock(), |state| state.busy);
+    }
+
     /// Ends the thread, after one more try if it is failing.
     pub(super) fn close(mut self) -> Option<Container> {
         self.end();
