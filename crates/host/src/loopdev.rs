@@ -92,14 +92,16 @@ pub fn detach_file(file: &Path) -> Result<(), LoopError> {
 
 /// All devices attached to `file`. If the file is gone, those that were attached to it under this name.
 pub fn find(file: &Path) -> Result<Vec<LoopDevice>, LoopError> {
-    let name = crate::mountinfo::resolve_parent(file);
-    let identity = match std::fs::metadata(file) {
-        Ok(meta) => Some((meta.dev(), meta.ino())),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+    let looked = std::fs::symlink_metadata(file).and_then(|meta| match meta.is_symlink() {
+        true => Ok((std::fs::metadata(file)?, file.canonicalize()?)),
+        false => Ok((meta, file.to_owned())),
+    });
+    // A symbolic link to an image goes by the image's own name in /sys.
+    let (identity, name) = match looked {
+        Ok((meta, name)) => (Some((meta.dev(), meta.ino())), name),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => (None, crate::mountinfo::resolve_parent(file)),
         Err(source) => return Err(LoopError::Backing { file: file.into(), source }),
     };
-    // A symbolic link to an image goes by the image's own name in /sys.
-    let name = if identity.is_some() { file.canonicalize().unwrap_or(name) } else { name };
     let mut found = Vec::new();
     for (number, attached) in attached()? {
         // Opening a device delays its detachment by others: only those that can match are opened. The directory is not

@@ -2,7 +2,7 @@
 //!
 //! Must not look at devices or mounts; callers make sure that an image they remove is not in use.
 use std::{
-    fs::OpenOptions,
+    fs::{File, OpenOptions},
     io,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
@@ -137,7 +137,7 @@ impl Pool {
 
     /// The volume locked, with its record.
     pub(crate) fn existing<'a>(&'a self, id: &'a str) -> Result<Option<(Locked<'a>, Record)>, Failure> {
-        if self.peek(id)?.is_none() {
+        if !is_id(id) {
             return Ok(None);
         }
         let volume = self.lock(id)?;
@@ -191,7 +191,6 @@ impl Pool {
             // Deleted since the caller looked.
             return Err(Failure::Busy(id.clone()));
         }
-        self.volumes.remove_remains(&id, &POINTS)?;
         let mut record = Record {
             name: name.to_owned(),
             capacity: *capacity,
@@ -202,17 +201,22 @@ impl Pool {
             filling: origin.is_some(),
             ..Record::default()
         };
-        let recorded = self.volumes.write_first(&id, &record)?;
-        point("driver:recorded");
         match origin {
             Some(origin) => {
+                self.volumes.remove_remains(&id, &POINTS)?;
+                let recorded = self.volumes.write_first(&id, &record)?;
+                point("driver:recorded");
                 recorded.sync()?;
                 record = volume.fill_or_remove(record, origin)?;
             }
             None => {
+                let image = self.volumes.new_image(&id, &POINTS)?;
+                let recorded = self.volumes.write_first(&id, &record)?;
+                point("driver:recorded");
+                // A volume that has no room is not made: its caller may choose another place, and never come back.
+                volume.size_image(&image, 0, &record).inspect_err(|_| volume.give_up())?;
                 // One wait for the disk: most file systems take the image along, and where one does not, whoever needs
                 // the image makes it again.
-                volume.make_image(&record)?;
                 recorded.sync()?;
             }
         }
@@ -253,18 +257,19 @@ impl Locked<'_> {
             }
             other => other.map_err(failed("open the image"))?,
         };
-        if image.metadata().map_err(failed("inspect the image"))?.len() < record.capacity {
-            image.set_len(record.capacity).map_err(failed("size the image"))?;
+        let length = image.metadata().map_err(failed("inspect the image"))?.len();
+        self.size_image(&image, length, record)
+    }
+
+    fn size_image(&self, image: &File, length: u64, record: &Record) -> Result<(), Failure> {
+        let path = self.image();
+        if length < record.capacity {
+            image.set_len(record.capacity).map_err(failed("size the image", &path))?;
         }
         if parameters::is_thick(&record.parameters) {
             copy::allocate(&path, record.capacity)?;
         }
         Ok(())
-    }
-
-    /// A volume that has no room is not made: its caller may choose another place, and never come back.
-    fn make_image(&self, record: &Record) -> Result<(), Failure> {
-        self.ensure_image(record).inspect_err(|_| self.give_up())
     }
 
     fn fill_or_remove(&self, record: Record, origin: &Origin) -> Result<Record, Failure> {

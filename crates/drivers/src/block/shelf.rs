@@ -1,8 +1,8 @@
 //! One directory of records and images: `<id>.json`, `<id>.img`. Everything blocks; callers hold the lock of the id they
 //! change, and make sure that an image they remove is not in use.
 //!
-//! A thing exists if and only if its record does. Deletion renames the record to `<id>.gone` first: what that names is
-//! rubbish, and whoever deletes or creates the id next finishes the removal.
+//! A thing exists if and only if its record does. Deletion removes the record of an empty image, and renames that of one
+//! with data to `<id>.gone`: what is left then is rubbish, and whoever deletes or creates the id next finishes the removal.
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Write},
@@ -159,16 +159,45 @@ impl Shelf {
         [self.record(id), self.gone(id), self.image(id)].iter().any(|path| path.exists())
     }
 
-    /// Three changes in one directory, which its file system keeps in order, and one sync for all of them.
+    /// A few changes in one directory, which its file system keeps in order, and one sync for all of them.
     pub(crate) fn remove(&self, id: &str, points: &Points) -> Result<(), Failure> {
-        let record = self.record(id);
-        // Freeing the blocks of an image takes its time, and needs no names.
-        let alone = (!holds_data(&self.image(id))).then(|| self.removal.lock().unwrap_or_else(PoisonError::into_inner));
-        fs::rename(&record, self.gone(id)).map_err(failed("retire the record", &record))?;
-        point(points.retired);
-        self.remove_remains(id, points)?;
-        drop(alone);
+        let (record, image) = (self.record(id), self.image(id));
+        if holds_data(&image) {
+            // Freeing the blocks takes its time, and needs no names: others may go on meanwhile.
+            fs::rename(&record, self.gone(id)).map_err(failed("retire the record", &record))?;
+            point(points.retired);
+            self.remove_remains(id, points)?;
+        } else {
+            let _alone = self.removal.lock().unwrap_or_else(PoisonError::into_inner);
+            let temporary = self.temporary(id);
+            remove_file(&temporary).map_err(failed("remove the record", &temporary))?;
+            // An empty image without a record is rubbish by itself.
+            fs::remove_file(&record).map_err(failed("remove the record", &record))?;
+            point(points.retired);
+            if remove_file(&image).map_err(failed("remove the image", &image))? {
+                point(points.image_removed);
+            }
+        }
         self.sync()
+    }
+
+    /// The empty image of an id that has no record yet. What a creation or deletion that was cut short has left of the id
+    /// is removed: whatever that is, an image or a retired record is among it.
+    pub(crate) fn new_image(&self, id: &str, points: &Points) -> Result<File, Failure> {
+        let image = self.image(id);
+        let failed = || failed("make the image", &image);
+        let fresh = || open(OpenOptions::new().create_new(true), &image);
+        match fresh() {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            made => {
+                let made = made.map_err(failed())?;
+                if !self.gone(id).exists() {
+                    return Ok(made);
+                }
+            }
+        }
+        self.remove_remains(id, points)?;
+        fresh().map_err(failed())
     }
 
     /// For an id without a record, or with one that was retired.

@@ -112,6 +112,61 @@ async fn a_volume_given_up_after_a_kill_at_any_point_leaves_nothing() {
 }
 
 #[tokio::test]
+async fn a_volume_never_used_is_removed_or_made_again_after_a_kill_at_any_point() {
+    for point in ["driver:recorded", "driver:image-created", "driver:deleting", "driver:image-removed"] {
+        for again in [false, true] {
+            let rig = Rig::new();
+            let (mut child, client) = start(&rig, point).await;
+            let made = Volume::create(&client, "pvc-1", writer("ext4")).await;
+            let lived = async { made?.delete(&client).await };
+            lived.await.expect_err(point);
+            child.0.wait().unwrap();
+            let (_child, client) = start(&rig, "").await;
+            if again {
+                Volume::create(&client, "pvc-1", writer("ext4")).await.unwrap_or_else(|e| panic!("{point}: {e}"));
+                assert!(fs::metadata(rig.image("pvc-1")).unwrap().len() > 0, "{point}");
+            }
+            let volume = Volume { id: "pvc-1".to_owned(), capability: writer("ext4") };
+            volume.delete(&client).await.unwrap_or_else(|e| panic!("{point}: {e}"));
+            rig.assert_nothing_left("pvc-1");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_left_of_a_volume_is_in_the_way_of_a_new_one_only_if_somebody_may_miss_it() {
+    let (empty, data): (&[u8], &[u8]) = (b"", &[0xa5; 65536]);
+    for (left, refused) in [
+        (&[("pvc-1.img", empty)][..], false),
+        (&[("pvc-1.json", empty)], false),
+        (&[("pvc-1.gone", b"{}")], false),
+        (&[("pvc-1.gone", b"{}"), (".pvc-1.json", b"{}")], false),
+        (&[("pvc-1.img", empty), ("pvc-1.gone", b"{}")], false),
+        (&[("pvc-1.img", data), ("pvc-1.gone", b"{}")], false),
+        (&[("pvc-1.img", data)], true),
+        (&[("pvc-1.img", data), ("pvc-1.json", empty)], true),
+    ] {
+        let rig = Rig::new();
+        let (_child, client) = start(&rig, "").await;
+        for (name, bytes) in left {
+            fs::write(rig.pool().join("volumes").join(name), bytes).unwrap();
+        }
+        let made = Volume::create(&client, "pvc-1", writer("ext4")).await;
+        assert_eq!(made.is_err(), refused, "{left:?}");
+        match made {
+            Err(_) => assert_eq!(fs::read(rig.image("pvc-1")).unwrap(), data),
+            Ok(volume) => {
+                let image = fs::metadata(rig.image("pvc-1")).unwrap();
+                assert_eq!(std::os::unix::fs::MetadataExt::blocks(&image), 0, "{left:?}");
+                assert!(!rig.pool().join("volumes/pvc-1.gone").exists(), "{left:?}");
+                volume.delete(&client).await.unwrap();
+                rig.assert_nothing_left("pvc-1");
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn an_interrupted_format_is_repeated_but_a_finished_one_never() {
     let rig = Rig::new();
     let staging = rig.make("staging");
