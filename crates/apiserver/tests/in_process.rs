@@ -8,7 +8,7 @@ use std::time::Duration;
 use cleat_api::build;
 use cleat_apiserver::{ApiServer, Config};
 use futures::{StreamExt, TryStreamExt};
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{StorageClass, VolumeAttachment};
 use kube::api::{
     Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, WatchEvent, WatchParams,
@@ -388,7 +388,7 @@ async fn a_dropped_direct_call_is_done_or_not_but_never_half() {
     }
 }
 
-/// A write, with the object beside its text or without, and what comes back for it.
+/// A write, with the object in place of its text or without, and what comes back for it.
 struct Sent<'a> {
     direct: &'a cleat_apiserver::Direct,
     handed: bool,
@@ -396,8 +396,9 @@ struct Sent<'a> {
 
 impl Sent<'_> {
     async fn write(&self, method: http::Method, path: &str, volume: &PersistentVolume) -> PersistentVolume {
-        let beside = cleat_api::Handed::object(Box::new(volume.clone()));
-        self.send(method, path, "application/json", serde_json::to_vec(volume).unwrap(), beside).await
+        let handed = cleat_api::Handed::object(Box::new(volume.clone()));
+        let body = if self.handed { Vec::new() } else { serde_json::to_vec(volume).unwrap() };
+        self.send(method, path, "application/json", body, handed).await
     }
 
     async fn send(
@@ -406,11 +407,11 @@ impl Sent<'_> {
         path: &str,
         media: &str,
         body: Vec<u8>,
-        beside: cleat_api::Handed,
+        handed: cleat_api::Handed,
     ) -> PersistentVolume {
         let mut request = http::Request::builder().method(method).uri(path).header("content-type", media);
         if self.handed {
-            request = request.extension(beside);
+            request = request.extension(handed);
         }
         let answer = (self.direct)(request.body(body.into()).unwrap()).await;
         assert!(answer.status().is_success(), "{}", String::from_utf8_lossy(answer.body()));
@@ -444,12 +445,15 @@ async fn an_object_that_is_handed_over_is_worth_its_text() {
     let volumes: Api<PersistentVolume> = Api::all(server.client("test"));
     let mut seen = Vec::new();
     // What a text of that shape comes to is learned from the first one.
-    for (name, handed) in [("first", false), ("text", false), ("object", true)] {
+    for (name, handed) in [("first", true), ("text", false), ("object", true)] {
         let (sent, bind) = (Sent { direct: &*direct, handed }, Sent { direct: &*binder, handed });
         let path = format!("/api/v1/persistentvolumes/{name}");
         let mut wanted = fresh(build::volume("v", "slow", "1Gi"));
         wanted.metadata.name = Some(name.into());
+        // Says nothing, and is not kept.
+        wanted.spec.get_or_insert_default().persistent_volume_reclaim_policy = Some(String::new());
         let made = sent.write(http::Method::POST, "/api/v1/persistentvolumes", &wanted).await;
+        assert_eq!(made.spec.as_ref().unwrap().persistent_volume_reclaim_policy.as_deref(), Some("Retain"), "{name}");
         let mut changed = made.clone();
         changed.spec.get_or_insert_default().mount_options = Some(vec!["ro".into()]);
         let changed = bind.write(http::Method::PUT, &path, &changed).await;
@@ -458,9 +462,9 @@ async fn an_object_that_is_handed_over_is_worth_its_text() {
         let marked = bind.write(http::Method::PUT, &format!("{path}/status"), &marked).await;
         let patch = serde_json::json!({ "metadata": { "finalizers": ["example.com/a"] } });
         let patch = serde_json::to_vec(&patch).unwrap();
-        let beside = cleat_api::Handed::wanted::<PersistentVolume>();
+        let handed = cleat_api::Handed::wanted::<PersistentVolume>();
         let media = "application/merge-patch+json";
-        let held = sent.send(http::Method::PATCH, &path, media, patch, beside).await;
+        let held = sent.send(http::Method::PATCH, &path, media, patch, handed).await;
         let stored = volumes.get(name).await.unwrap();
         assert_eq!(
             (held.metadata.resource_version.as_ref(), &held.spec, &held.status, &held.metadata.finalizers),
@@ -469,17 +473,33 @@ async fn an_object_that_is_handed_over_is_worth_its_text() {
         );
         seen.push([made, changed, marked, held, stored].map(common));
     }
+    assert_eq!(seen[0], seen[1]);
     assert_eq!(seen[2], seen[1]);
 }
 
 #[tokio::test]
-async fn who_knows_another_type_gets_the_text() {
+async fn who_knows_another_type_goes_by_the_text() {
     let (_dir, server) = server().await;
     let direct = server.direct("system:cleat:provisioner");
-    let volume = serde_json::to_vec(&fresh(build::volume("v", "", "1Gi"))).unwrap();
-    let request = http::Request::post("/api/v1/persistentvolumes").extension(cleat_api::Handed::object(Box::new(7)));
-    let answer = direct(request.body(volume.into()).unwrap()).await;
+    let volume = serde_json::to_value(fresh(build::volume("v", "", "1Gi"))).unwrap();
+    let request = http::Request::post("/api/v1/persistentvolumes");
+    let request = request.extension(cleat_api::Handed::object(Box::new(volume)));
+    let answer = direct(request.body(bytes::Bytes::new()).unwrap()).await;
     assert_eq!(answer.status(), 201);
     let made: PersistentVolume = serde_json::from_slice(answer.body()).unwrap();
     assert_eq!(made.name_any(), "v");
+}
+
+#[tokio::test]
+async fn an_object_that_is_read_twice_is_there_twice() {
+    let (_dir, server) = server().await;
+    let direct = server.direct("system:cleat:binder");
+    let mut event = Event { reason: Some("Why".into()), message: Some("because".into()), ..Event::default() };
+    (event.metadata.name, event.metadata.namespace) = (Some("e".into()), Some("default".into()));
+    event.involved_object.namespace = Some("default".into());
+    // Where a PUT may make the object, it is looked for first.
+    let request = http::Request::put("/api/v1/namespaces/default/events/e");
+    let request = request.extension(cleat_api::Handed::object(Box::new(event)));
+    let answer = direct(request.body(bytes::Bytes::new()).unwrap()).await;
+    assert_eq!(answer.status(), 201, "{}", String::from_utf8_lossy(answer.body()));
 }

@@ -13,8 +13,8 @@ use http_body_util::BodyExt as _;
 use kube::client::Body;
 use kube::core::Status;
 use kube::{Client, Error};
-use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{Deserialize, Serialize};
 
 use crate::client::Carrier;
 
@@ -61,8 +61,8 @@ async fn answer(client: &dyn Carrier, request: http::Request<Bytes>) -> kube::Re
     if is_failure(code) { Err(failure(code, response.body())) } else { Ok(response) }
 }
 
-/// Like [`fetch`], for a write. A server in this process gets what the text says as it is, and answers alike.
-pub(crate) async fn exchange<T: DeserializeOwned + Clone + Any + Send>(
+/// Like [`fetch`], for a write. A server in this process gets what is sent as it is, and answers alike.
+pub(crate) async fn exchange<T: DeserializeOwned + Serialize + Clone + Any + Send>(
     client: &dyn Carrier,
     request: http::Request<Vec<u8>>,
     sent: Option<&T>,
@@ -75,7 +75,7 @@ pub(crate) async fn exchange<T: DeserializeOwned + Clone + Any + Send>(
 }
 
 /// Like [`send`], for a write.
-pub(crate) async fn submit<T: Clone + Any + Send>(
+pub(crate) async fn submit<T: Serialize + Clone + Any + Send>(
     client: &dyn Carrier,
     request: http::Request<Vec<u8>>,
     sent: &T,
@@ -83,7 +83,7 @@ pub(crate) async fn submit<T: Clone + Any + Send>(
     answer(client, with_object(client, request, Some(sent))).await.map(drop)
 }
 
-fn with_object<T: Clone + Any + Send>(
+fn with_object<T: Serialize + Clone + Any + Send>(
     client: &dyn Carrier,
     request: http::Request<Vec<u8>>,
     sent: Option<&T>,

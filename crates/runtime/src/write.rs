@@ -119,7 +119,11 @@ fn failed<K: Reachable>(verb: &'static str, key: &Key) -> impl FnOnce(kube::Erro
     move |source| WriteError { verb, kind: K::kind(&()).into_owned(), key, source: Box::new(source) }
 }
 
-fn encoded<K: Reachable>(object: &K) -> kube::Result<Vec<u8>> {
+/// The text that a server elsewhere is sent.
+fn encoded<K: Reachable>(client: &dyn Carrier, object: &K) -> kube::Result<Vec<u8>> {
+    if client.is_near() {
+        return Ok(Vec::new());
+    }
     // Room for most objects from the beginning.
     let mut text = Vec::with_capacity(2048);
     serde_json::to_writer(&mut text, object).map_err(kube::Error::SerdeError)?;
@@ -132,19 +136,19 @@ fn built(request: Built) -> kube::Result<http::Request<Vec<u8>>> {
 
 pub async fn create<K: Reachable>(client: &dyn Carrier, object: &K) -> Result<K, WriteError> {
     let key = Key::of(object.meta());
-    let made = async { wire::exchange(client, creation(&key, object)?, Some(object)).await };
+    let made = async { wire::exchange(client, creation(client, &key, object)?, Some(object)).await };
     made.await.map_err(failed::<K>("create", &key))
 }
 
 /// The same for a caller who does not look at what the server made of it.
 pub async fn create_unseen<K: Reachable>(client: &dyn Carrier, object: &K) -> Result<(), WriteError> {
     let key = Key::of(object.meta());
-    let made = async { wire::submit(client, creation(&key, object)?, object).await };
+    let made = async { wire::submit(client, creation(client, &key, object)?, object).await };
     made.await.map_err(failed::<K>("create", &key))
 }
 
-fn creation<K: Reachable>(key: &Key, object: &K) -> kube::Result<http::Request<Vec<u8>>> {
-    built(requests::<K>(key.namespace.as_deref()).create(&PostParams::default(), encoded(object)?))
+fn creation<K: Reachable>(client: &dyn Carrier, key: &Key, object: &K) -> kube::Result<http::Request<Vec<u8>>> {
+    built(requests::<K>(key.namespace.as_deref()).create(&PostParams::default(), encoded(client, object)?))
 }
 
 /// Replaces the object (or its status) if its resourceVersion still is the given one.
@@ -152,7 +156,7 @@ pub async fn replace<K: Reachable>(client: &dyn Carrier, part: Part, object: &K)
     let key = Key::of(object.meta());
     let written = async {
         let (requests, params) = (requests::<K>(key.namespace.as_deref()), PostParams::default());
-        let data = encoded(object)?;
+        let data = encoded(client, object)?;
         let request = match part {
             Part::Whole => requests.replace(&key.name, &params, data),
             Part::Status => requests.replace_subresource("status", &key.name, &params, data),

@@ -30,7 +30,7 @@ pub(crate) async fn apply(api: &Api, call: &Call, at: At<'_>, part: Part) -> Res
         let error = FieldError::required("fieldManager", "is required for apply patch");
         return Err(ApiError::invalid_option("PatchOptions", error));
     }
-    let (config, warnings) = configuration(at, &call.body, validation)?;
+    let (config, warnings) = configuration(at, call.text(), validation)?;
     let request = Request {
         at,
         tracker: Tracker::new(at.kind, part, Operation::Apply, &manager),

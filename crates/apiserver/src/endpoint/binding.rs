@@ -16,7 +16,7 @@ use crate::meta;
 
 pub(crate) async fn bind(api: &Api, call: &Call, at: At<'_>) -> Result<Reply, ApiError> {
     let effect = call.query.effect("CreateOptions")?;
-    let binding: Binding = serde_json::from_slice(&call.body)
+    let binding: Binding = serde_json::from_slice(call.text())
         .map_err(|e| ApiError::BadRequest(format!("the binding cannot be read: {e}")))?;
     let node = binding.target.name.clone().unwrap_or_default();
     if node.is_empty() {
@@ -40,7 +40,7 @@ pub(crate) fn is_collection(call: &Call, target: &Target) -> bool {
 }
 
 pub(crate) fn redirected(call: &Call, target: &Target) -> Result<Target, ApiError> {
-    let binding: Binding = serde_json::from_slice(&call.body)
+    let binding: Binding = serde_json::from_slice(call.text())
         .map_err(|e| ApiError::BadRequest(format!("the binding cannot be read: {e}")))?;
     let name = binding.metadata.name;
     Ok(Target { plural: "pods".into(), name, subresource: Some("binding".into()), ..target.clone() })

@@ -1,5 +1,6 @@
 //! From a request body to an object of the kind the URL names.
 
+use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::error::Category;
 
@@ -9,6 +10,7 @@ use crate::field::FieldError;
 use crate::http::Call;
 use crate::http::query::FieldValidation;
 use crate::kind::{Kind, Object, Source};
+use crate::meta;
 use crate::schema::Schema;
 use crate::strict::{self, Findings};
 
@@ -22,28 +24,42 @@ struct TypeMeta {
     kind: Option<String>,
 }
 
-/// The object and the warnings about it.
-pub(crate) fn body(
-    call: &Call,
-    kind: &dyn Kind,
-    validation: FieldValidation,
-) -> Result<(Box<dyn Object>, Vec<String>), ApiError> {
+/// What a client wants to be stored.
+pub(crate) struct Sent {
+    pub(crate) object: Box<dyn Object>,
+    pub(crate) warnings: Vec<String>,
+    /// The object as it is encoded with its defaults, if that is known already.
+    pub(crate) text: Option<Bytes>,
+}
+
+pub(crate) fn body(call: &Call, kind: &dyn Kind, validation: FieldValidation) -> Result<Sent, ApiError> {
     let media = call.content_type.as_deref().unwrap_or_default().split(';').next().unwrap_or_default().trim();
     if !matches!(media, "" | "application/json" | "*/*") {
         return Err(ApiError::UnsupportedMediaType(ACCEPTED));
     }
+    let adopted = call.adopted(kind, |mut object| {
+        meta::normalise(object.meta_mut());
+        kind.default(&mut *object);
+        let text = Bytes::from(object.encode());
+        // What else would be said about the text, and what is not kept of it, is for those who read it.
+        let plain =
+            object.meta().managed_fields.is_none() && Outline::of(Origin::Body, &text).known(kind) == Some(false);
+        (plain.then(|| Sent { object, warnings: Vec::new(), text: Some(text.clone()) }), text)
+    });
+    if let Some(sent) = adopted.flatten() {
+        return Ok(sent);
+    }
+    let (object, warnings) = read(call.text(), kind, validation)?;
+    Ok(Sent { object, warnings, text: None })
+}
+
+/// The object of a text, and the warnings about it.
+fn read(body: &[u8], kind: &dyn Kind, validation: FieldValidation) -> Result<(Box<dyn Object>, Vec<String>), ApiError> {
     // A body that says `null` says nothing, like an object without fields.
-    let text: &[u8] = if call.body.trim_ascii() == b"null" { b"{}" } else { &call.body };
+    let text: &[u8] = if body.trim_ascii() == b"null" { b"{}" } else { body };
     let outline = Outline::of(Origin::Body, text);
     // A text that cannot be read says why only when it is looked at anew.
-    let known = outline.known(kind);
-    if let (Some(false), Some(handed)) = (known, &call.handed)
-        && let Some(object) = kind.adopt(handed)
-    {
-        debug_assert!(says(kind, &*object, text), "what was handed over is not what the text says");
-        return Ok((object, Vec::new()));
-    }
-    if let Some(zeros) = known
+    if let Some(zeros) = outline.known(kind)
         && let Ok(object) = kept(kind, Source::Bytes(text), zeros)
     {
         return Ok((object, Vec::new()));
@@ -63,11 +79,6 @@ pub(crate) fn body(
         FieldValidation::Warn | FieldValidation::Strict => findings.complaints,
     };
     judge(kind, object, found, validation)
-}
-
-/// Does the text say the same as the object?
-fn says(kind: &dyn Kind, object: &dyn Object, text: &[u8]) -> bool {
-    kind.decode(Source::Bytes(text)).is_ok_and(|said| said.encode() == object.encode())
 }
 
 /// The object of a text, which may hold values that are not kept.

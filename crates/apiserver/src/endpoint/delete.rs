@@ -71,12 +71,12 @@ pub(crate) async fn delete_collection(
 
 fn options(call: &Call) -> Result<(DeleteOptions, Effect), ApiError> {
     let bad = |e: serde_json::Error| ApiError::BadRequest(format!("the delete options cannot be read: {e}"));
-    let mut options: DeleteOptions = if call.body.is_empty() {
+    let mut options: DeleteOptions = if call.text().is_empty() {
         DeleteOptions::default()
     } else {
-        serde_json::from_slice(&call.body).map_err(bad)?
+        serde_json::from_slice(call.text()).map_err(bad)?
     };
-    if call.body.is_empty() {
+    if call.text().is_empty() {
         options.grace_period_seconds = call.query.grace_period()?;
         options.propagation_policy = call.query.get("propagationPolicy").filter(|v| !v.is_empty()).map(Into::into);
     }

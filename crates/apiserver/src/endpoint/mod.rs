@@ -27,6 +27,7 @@ use crate::http::route::Target;
 use crate::kind::{Kind, typed};
 use crate::managed::{Document, Operation, Tracker};
 use crate::selector::Selector;
+use decode::Sent;
 use write::Part;
 
 /// One object's address.
@@ -129,8 +130,9 @@ async fn create(api: &Arc<Api>, call: &Call, kind: &dyn Kind, namespace: Option<
         return Err(ApiError::NotAllowedNow(why));
     }
     let manager = call.query.field_manager("CreateOptions", &call.agent)?;
-    let (mut object, warnings) = decode::body(call, kind, validation)?;
-    let owners = Tracker::new(kind, Part::Main, Operation::Update, &manager).created(&mut *object);
+    let Sent { mut object, warnings, text } = decode::body(call, kind, validation)?;
+    let tracker = Tracker::new(kind, Part::Main, Operation::Update, &manager);
+    let owners = tracker.created(&mut *object, text.as_deref());
     let written = write::insert(api, kind, namespace, Document { object, owners }, effect).await?;
     Ok(read::written(call, kind, StatusCode::CREATED, written)?.with_warnings(warnings))
 }
@@ -141,10 +143,10 @@ async fn object(api: &Arc<Api>, call: &Call, at: At<'_>) -> Result<Reply, ApiErr
         Method::PUT => match update::put(api, call, at, Part::Main).await {
             Err(ApiError::NotFound { .. }) if at.descriptor().put_missing == PutMissing::Creates => {
                 let validation = call.query.field_validation("UpdateOptions")?;
-                let (mut object, warnings) = decode::body(call, at.kind, validation)?;
+                let Sent { mut object, warnings, .. } = decode::body(call, at.kind, validation)?;
                 object.meta_mut().name = Some(at.name.into());
                 let manager = call.query.field_manager("UpdateOptions", &call.agent)?;
-                let owners = Tracker::new(at.kind, Part::Main, Operation::Update, &manager).created(&mut *object);
+                let owners = Tracker::new(at.kind, Part::Main, Operation::Update, &manager).created(&mut *object, None);
                 let effect = call.query.effect("UpdateOptions")?;
                 let document = Document { object, owners };
                 let written = write::insert(api, at.kind, at.namespace, document, effect).await?;

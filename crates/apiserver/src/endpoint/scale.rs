@@ -37,7 +37,7 @@ async fn write(api: &Api, call: &Call, at: At<'_>, paths: &Scale) -> Result<Stor
     let effect = call.query.effect(options)?;
     let bad = |e: serde_json::Error| ApiError::BadRequest(format!("the scale cannot be read: {e}"));
     let patch = match call.method {
-        Method::PATCH => Some(Patch::parse(Format::of(call.content_type.as_deref(), at.kind)?, &call.body)?),
+        Method::PATCH => Some(Patch::parse(Format::of(call.content_type.as_deref(), at.kind)?, call.text())?),
         _ => None,
     };
     let origin = if patch.is_some() { Origin::Patch } else { Origin::Put };
@@ -49,7 +49,7 @@ async fn write(api: &Api, call: &Call, at: At<'_>, paths: &Scale) -> Result<Stor
                 patch.merge(Schema::unknown(), &mut scale)?;
                 scale
             }
-            None => serde_json::from_slice(&call.body).map_err(bad)?,
+            None => serde_json::from_slice(call.text()).map_err(bad)?,
         };
         let replicas = replicas(at, &wanted)?;
         put(&mut object, &paths.wanted, replicas.into());

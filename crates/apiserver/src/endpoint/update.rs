@@ -2,6 +2,7 @@
 
 use http::StatusCode;
 
+use super::decode::Sent;
 use super::write::{Current, Origin, Part, modify};
 use super::{At, apply, decode, read};
 use crate::api::Api;
@@ -17,15 +18,16 @@ pub(crate) async fn put(api: &Api, call: &Call, at: At<'_>, part: Part) -> Resul
     let validation = call.query.field_validation("UpdateOptions")?;
     let manager = call.query.field_manager("UpdateOptions", &call.agent)?;
     let tracker = Tracker::new(at.kind, part, Operation::Update, &manager);
-    let (object, warnings) = decode::body(call, at.kind, validation)?;
-    let mut sent = Some(object);
+    let mut sent = decode::body(call, at.kind, validation)?;
+    let warnings = std::mem::take(&mut sent.warnings);
+    let mut sent = Some(sent);
     let mut change = |current: &Current<'_>| {
-        let mut object = match sent.take() {
-            Some(object) => object,
+        let Sent { mut object, text, .. } = match sent.take() {
+            Some(sent) => sent,
             // Somebody else wrote in between, and the first reading is used up.
-            None => decode::body(call, at.kind, validation)?.0,
+            None => decode::body(call, at.kind, validation)?,
         };
-        let owners = tracker.updated(&current.divided, &mut *object);
+        let owners = tracker.updated(&current.divided, &mut *object, text.as_deref());
         Ok(Document { object, owners })
     };
     let written = modify(api, at, part, Origin::Put, effect, &mut change).await?;
@@ -45,14 +47,14 @@ pub(crate) async fn patch(api: &Api, call: &Call, at: At<'_>, part: Part) -> Res
         return Err(ApiError::invalid_option("PatchOptions", error));
     }
     let tracker = Tracker::new(at.kind, part, Operation::Update, &manager);
-    let patch = patch::Patch::parse(format, &call.body)?;
-    let repeated = decode::repeated(&call.body, validation);
+    let patch = patch::Patch::parse(format, call.text())?;
+    let repeated = decode::repeated(call.text(), validation);
     let mut warnings = Vec::new();
     let mut change = |current: &Current<'_>| {
         let patched = patch.apply(at.kind, current)?;
-        let (mut object, found) = decode::patched(at, patched, &call.body, repeated.clone(), validation)?;
+        let (mut object, found) = decode::patched(at, patched, call.text(), repeated.clone(), validation)?;
         warnings = found;
-        let owners = tracker.updated(&current.divided, &mut *object);
+        let owners = tracker.updated(&current.divided, &mut *object, None);
         Ok(Document { object, owners })
     };
     let written = modify(api, at, part, Origin::Patch, effect, &mut change).await?;

@@ -13,7 +13,7 @@ pub(crate) mod reply;
 pub(crate) mod route;
 mod warning;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -26,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 use crate::api::Api;
 use crate::authenticate::{Caller, Peer, authenticate, token};
 use crate::error::ApiError;
+use crate::kind::{Kind, Object};
 use crate::{audit, discovery, endpoint, guard, metrics, openapi, review};
 use body::ApiBody;
 use gate::Asked;
@@ -41,11 +42,33 @@ pub(crate) struct Call {
     pub(crate) content_type: Option<String>,
     /// Who the client says it is.
     pub(crate) agent: String,
-    pub(crate) body: Bytes,
-    /// From a component of this process.
+    body: Bytes,
+    /// From a component of this process: an object in place of a body, or the type of the answer.
     pub(crate) handed: Option<Handed>,
+    /// What the object that was handed over says.
+    said: OnceLock<Bytes>,
     /// Ends streams when the connection's server stops.
     pub(crate) closing: CancellationToken,
+}
+
+impl Call {
+    /// What the body says, or the object in its place.
+    pub(crate) fn text(&self) -> &Bytes {
+        match &self.handed {
+            Some(handed) if self.body.is_empty() => {
+                self.said.get_or_init(|| handed.text().map(Bytes::from).unwrap_or_default())
+            }
+            _ => &self.body,
+        }
+    }
+
+    /// The object in place of a body, if there is one that the kind knows. Whoever asks again reads what it `says`.
+    pub(crate) fn adopted<T>(&self, kind: &dyn Kind, says: impl FnOnce(Box<dyn Object>) -> (T, Bytes)) -> Option<T> {
+        let object = kind.adopt(self.handed.as_ref().filter(|_| self.body.is_empty())?)?;
+        let (made, text) = says(object);
+        self.said.get_or_init(|| text);
+        Some(made)
+    }
 }
 
 pub(crate) async fn handle<B>(
@@ -174,6 +197,7 @@ async fn answer(
                 method: parts.method,
                 body,
                 handed,
+                said: OnceLock::new(),
                 closing,
             };
             match review::find(&target.group, &target.version, &target.plural) {

@@ -58,8 +58,12 @@ impl<'a> Tracker<'a> {
         }
     }
 
-    /// Records who makes a new object. The object gets its defaults first: they are the maker's, too.
-    pub(crate) fn created(&self, object: &mut dyn Object) -> Recorded {
+    /// Records who makes a new object. The object gets its defaults first: they are the maker's, too. Whoever has its
+    /// `text` with them already, and no managedFields in it, brings it along.
+    pub(crate) fn created(&self, object: &mut dyn Object, text: Option<&[u8]>) -> Recorded {
+        if let Some(text) = text {
+            return self.taken(b"{}", text, &Recorded::default(), meta::now());
+        }
         meta::normalise(object.meta_mut());
         self.kind.default(object);
         let sent = object.meta_mut().managed_fields.take();
@@ -70,8 +74,14 @@ impl<'a> Tracker<'a> {
         }
     }
 
-    /// Records who changes an object.
-    pub(crate) fn updated(&self, old: &Divided<'_>, new: &mut dyn Object) -> Recorded {
+    /// Records who changes an object; `text` is as for a new one.
+    pub(crate) fn updated(&self, old: &Divided<'_>, new: &mut dyn Object, text: Option<&[u8]>) -> Recorded {
+        if let Some(text) = text {
+            return match old.owners.text() {
+                b"" => Recorded::default(),
+                _ => self.taken(&old.text, text, &old.owners, meta::now()),
+            };
+        }
         meta::normalise(new.meta_mut());
         self.kind.default(new);
         let mut sent = new.meta_mut().managed_fields.take();

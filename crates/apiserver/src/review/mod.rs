@@ -108,7 +108,7 @@ fn body<T: DeserializeOwned>(call: &Call, d: &Descriptor) -> Result<T, ApiError>
     let unreadable = |e: String| {
         ApiError::BadRequest(format!("{0} in version {1:?} cannot be handled as a {0}: {e}", d.kind, d.version))
     };
-    let mut value: serde_json::Value = serde_json::from_slice(&call.body).map_err(|e| unreadable(e.to_string()))?;
+    let mut value: serde_json::Value = serde_json::from_slice(call.text()).map_err(|e| unreadable(e.to_string()))?;
     let object = value.as_object_mut().ok_or_else(|| unreadable("it is not an object".into()))?;
     for (key, wanted) in [("apiVersion", d.api_version()), ("kind", d.kind.clone())] {
         let sent = object.get(key).and_then(|v| v.as_str()).unwrap_or_default();

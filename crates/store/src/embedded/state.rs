@@ -210,8 +210,8 @@ impl Shared {
         Ok(Cursor { shared: shared.clone(), watch, delivered: after })
     }
 
-    /// Makes durable changes visible, in order. Only the writer calls this.
-    pub(super) fn publish(&self, changes: Vec<Change>) {
+    /// Makes durable changes visible, in order, and returns who waits for them. Only the writer calls this.
+    pub(super) fn publish(&self, changes: Vec<Change>) -> Vec<Waker> {
         let mut wake = Vec::new();
         let mut state = self.state.write();
         let mut live = Vec::with_capacity(state.watches.len());
@@ -239,8 +239,7 @@ impl Shared {
         }
         let excess = state.excess(&self.limits);
         state.forget(excess);
-        drop(state);
-        wake.into_iter().for_each(Waker::wake);
+        wake
     }
 
     pub(super) fn compact(&self, revision: Revision) {

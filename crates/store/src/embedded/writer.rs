@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
+use std::task::Waker;
 
 use bytes::Bytes;
 use tokio::sync::oneshot;
@@ -56,14 +57,19 @@ fn write(disk: &mut Disk, shared: &Shared, statistics: &Statistics, batch: Vec<R
     match outcome {
         Ok(changes) => {
             cleat_crash::point("store:committed");
-            if !changes.is_empty() {
-                statistics.committed(changes.len());
-                shared.publish(changes);
-            }
+            let watchers = match changes.is_empty() {
+                true => Vec::new(),
+                false => {
+                    statistics.committed(changes.len());
+                    shared.publish(changes)
+                }
+            };
             for (reply, _, result) in answers {
                 // The requester may have stopped waiting; the write stands.
                 let _ = reply.send(result);
             }
+            // Last: whoever wrote and watches knows of the write before the watch brings it.
+            watchers.into_iter().for_each(Waker::wake);
         }
         Err(error) => {
             statistics.failed();
