@@ -143,7 +143,7 @@ pub async fn create<K: Reachable>(client: &dyn Carrier, object: &K) -> Result<K,
 /// The same for a caller who does not look at what the server made of it.
 pub async fn create_unseen<K: Reachable>(client: &dyn Carrier, object: &K) -> Result<(), WriteError> {
     let key = Key::of(object.meta());
-    let made = async { wire::submit(client, creation(client, &key, object)?, object).await };
+    let made = async { wire::submit(client, creation(client, &key, object)?, Some(object)).await };
     made.await.map_err(failed::<K>("create", &key))
 }
 
@@ -207,7 +207,7 @@ pub async fn set_finalizers_unseen<K: Reachable>(
         let patch = finalizers_patch(object, finalizers);
         let requests = requests::<K>(key.namespace.as_deref());
         let request = requests.patch(&key.name, &PatchParams::default(), &Patch::Merge(&patch));
-        wire::send(client, built(request)?).await
+        wire::submit::<K>(client, built(request)?, None).await
     };
     written.await.map_err(failed::<K>("patch", &key))
 }

@@ -3,7 +3,7 @@
 use http::StatusCode;
 
 use super::decode::Sent;
-use super::write::{Current, Origin, Part, modify};
+use super::write::{Current, Origin, Part, is_free, modify};
 use super::{At, apply, decode, read};
 use crate::api::Api;
 use crate::error::ApiError;
@@ -49,8 +49,19 @@ pub(crate) async fn patch(api: &Api, call: &Call, at: At<'_>, part: Part) -> Res
     let tracker = Tracker::new(at.kind, part, Operation::Update, &manager);
     let patch = patch::Patch::parse(format, call.text())?;
     let repeated = decode::repeated(call.text(), validation);
+    let holds = patch.holds().filter(|_| repeated.is_empty());
     let mut warnings = Vec::new();
     let mut change = |current: &Current<'_>| {
+        if let Some(holds) = &holds {
+            let mut object = holds.apply(current);
+            // Whom an object belongs to that goes with this is nobody's business any more, unless they are told.
+            let goes = object.meta().deletion_timestamp.is_some() && is_free(at.kind, &*object);
+            let owners = match goes && call.handed.is_some() {
+                true => current.document.owners.clone(),
+                false => tracker.updated(&current.divided, &mut *object, None),
+            };
+            return Ok(Document { object, owners });
+        }
         let patched = patch.apply(at.kind, current)?;
         let (mut object, found) = decode::patched(at, patched, call.text(), repeated.clone(), validation)?;
         warnings = found;

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::endpoint::write::Current;
 use crate::error::ApiError;
-use crate::kind::Kind;
+use crate::kind::{Kind, Object};
 use crate::schema::Schema;
 use crate::{raw, render};
 
@@ -93,6 +93,14 @@ impl Patch {
         Ok(value.to_string())
     }
 
+    /// The patch as one of what holds an object, if it is no more than that.
+    pub(crate) fn holds(&self) -> Option<Holds<'_>> {
+        match self {
+            Self::Merge(patch) => Holds::of(patch),
+            Self::Json(_) | Self::Strategic(_) => None,
+        }
+    }
+
     /// Owners are joined to the object only for a patch that is about them.
     fn mentions_owners(&self) -> bool {
         match self {
@@ -121,6 +129,38 @@ impl Patch {
             Self::Strategic(patch) => strategic::merge(schema, value, patch)?,
         }
         Ok(())
+    }
+}
+
+/// A merge patch of finalizers, perhaps with the version they were read at: what controllers send most. The object need
+/// not become a text for it.
+pub(crate) struct Holds<'a> {
+    finalizers: Option<Vec<&'a str>>,
+    version: Option<&'a str>,
+}
+
+impl<'a> Holds<'a> {
+    fn of(patch: &'a Value) -> Option<Self> {
+        let metadata = patch.as_object().filter(|patch| patch.len() == 1)?.get("metadata")?.as_object()?;
+        let finalizers = match metadata.get("finalizers")? {
+            Value::Null => None,
+            list => Some(list.as_array()?.iter().map(Value::as_str).collect::<Option<_>>()?),
+        };
+        let version = match metadata.get("resourceVersion") {
+            None => None,
+            Some(version) => Some(version.as_str()?),
+        };
+        (metadata.len() == 1 + usize::from(version.is_some())).then_some(Self { finalizers, version })
+    }
+
+    /// The patched object, as [`Patch::apply`] would say it.
+    pub(crate) fn apply(&self, current: &Current<'_>) -> Box<dyn Object> {
+        let mut object = current.document.object.copy();
+        let meta = object.meta_mut();
+        meta.finalizers = self.finalizers.as_ref().map(|list| list.iter().map(|&name| name.to_owned()).collect());
+        meta.resource_version =
+            Some(self.version.map_or_else(|| current.stored.revision.to_string(), ToOwned::to_owned));
+        object
     }
 }
 

@@ -1,6 +1,6 @@
 //! The three kinds of patches where they are refused, and where they touch what they should not.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::talk::{send, server};
 
@@ -76,4 +76,62 @@ async fn a_pod_merges_as_its_schema_says() {
     let types: Vec<_> =
         merged["status"]["conditions"].as_array().unwrap().iter().map(|c| c["type"].as_str().unwrap()).collect();
     assert!(types.contains(&"X") && types.contains(&"Y"), "{types:?}");
+}
+
+#[tokio::test]
+async fn a_patch_of_finalizers_alone_does_what_one_of_more_does() {
+    let path = &format!("{MAPS}/a");
+    let mut seen = [Vec::new(), Vec::new()];
+    for (more, seen) in [false, true].into_iter().zip(&mut seen) {
+        let (_dir, _server, client) = server().await;
+        let map = json!({ "metadata": { "name": "a", "labels": { "l": "m" } }, "data": { "k": "v" } });
+        send(&client, "POST", MAPS, "application/json", map).await;
+        let patch = async |mut metadata: Value| {
+            if metadata["resourceVersion"] == "now" {
+                let (_, now) = send(&client, "GET", path, "application/json", "").await;
+                metadata["resourceVersion"] = now["metadata"]["resourceVersion"].clone();
+            }
+            if more {
+                // It says nothing new.
+                metadata["name"] = "a".into();
+            }
+            let (code, mut answer) = send(&client, "PATCH", path, MERGE, json!({ "metadata": metadata })).await;
+            if answer["kind"] == "ConfigMap" {
+                for field in ["uid", "resourceVersion", "creationTimestamp", "deletionTimestamp"] {
+                    answer["metadata"].as_object_mut().unwrap().remove(field);
+                }
+                for entry in answer["metadata"]["managedFields"].as_array_mut().unwrap() {
+                    entry["time"].take();
+                }
+            }
+            (code, answer)
+        };
+        for metadata in [
+            json!({ "finalizers": ["a/b", "c/d"] }),
+            json!({ "finalizers": ["a/b", "c/d"] }),
+            json!({ "finalizers": ["a/b", "a/b"] }),
+            json!({ "finalizers": ["no good"] }),
+            json!({ "finalizers": ["e/f"], "resourceVersion": "1" }),
+            json!({ "finalizers": ["e/f"], "resourceVersion": null }),
+            json!({ "finalizers": ["e/f"], "resourceVersion": "now" }),
+            json!({ "finalizers": [] }),
+            json!({ "finalizers": ["g/h"] }),
+            json!({ "finalizers": null }),
+            json!({ "finalizers": ["i/j"] }),
+        ] {
+            seen.push(patch(metadata).await);
+        }
+        for unreadable in [json!({ "finalizers": [1] }), json!({ "finalizers": "a/b" })] {
+            // They are told what they have sent.
+            seen.push((patch(unreadable).await.0, Value::Null));
+        }
+        send(&client, "DELETE", path, "application/json", "").await;
+        seen.push(patch(json!({ "finalizers": [] })).await);
+        let (code, gone) = send(&client, "GET", path, "application/json", "").await;
+        assert_eq!(code, 404, "{gone}");
+    }
+    let [alone, more] = seen;
+    let codes: Vec<u16> = alone.iter().map(|(code, _)| *code).collect();
+    assert_eq!(codes, [200, 200, 200, 422, 409, 200, 200, 200, 200, 200, 200, 422, 422, 200]);
+    assert_eq!(alone, more);
 }
