@@ -5,14 +5,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Serialize;
 
-/// With a request: what its text would say, and the type in which an answer is welcome. With an answer: what it would say.
+/// With a request: what its text would say, and the type in which an answer is welcome.
 #[derive(Clone)]
 pub struct Handed {
     sort: TypeId,
     /// Whoever takes it first has it.
     object: Arc<Mutex<Option<Box<dyn Any + Send>>>>,
-    encode: Option<fn(&dyn Any) -> Option<Vec<u8>>>,
+    encode: Option<Encode>,
 }
+
+type Encode = fn(&dyn Any) -> Option<Vec<u8>>;
 
 fn encoded<T: Any + Serialize>(object: &dyn Any) -> Option<Vec<u8>> {
     serde_json::to_vec(object.downcast_ref::<T>()?).ok()
@@ -20,16 +22,12 @@ fn encoded<T: Any + Serialize>(object: &dyn Any) -> Option<Vec<u8>> {
 
 impl Handed {
     pub fn object<T: Any + Send + Serialize>(object: Box<T>) -> Self {
-        Self { encode: Some(encoded::<T>), ..Self::some(TypeId::of::<T>(), Some(object)) }
+        Self { object: Arc::new(Mutex::new(Some(object))), encode: Some(encoded::<T>), ..Self::wanted::<T>() }
     }
 
     /// With a request that has a text.
     pub fn wanted<T: Any>() -> Self {
-        Self::some(TypeId::of::<T>(), None)
-    }
-
-    fn some(sort: TypeId, object: Option<Box<dyn Any + Send>>) -> Self {
-        Self { sort, object: Arc::new(Mutex::new(object)), encode: None }
+        Self { sort: TypeId::of::<T>(), object: Arc::default(), encode: None }
     }
 
     /// The text of a request's object, for whoever does not know its type. Nothing if the object was taken.
@@ -50,9 +48,18 @@ impl Handed {
     }
 
     /// The answer to a request that this came with, if whoever sent it knows the type.
-    pub fn answer(&self, object: Box<dyn Any + Send>) -> Result<Self, Box<dyn Any + Send>> {
-        let sort = (*object).type_id();
-        if sort == self.sort { Ok(Self::some(sort, Some(object))) } else { Err(object) }
+    pub fn answer(&self, object: Arc<dyn Any + Send + Sync>) -> Option<Answer> {
+        ((*object).type_id() == self.sort).then_some(Answer(object))
+    }
+}
+
+/// With an answer: what its text would say.
+#[derive(Clone)]
+pub struct Answer(Arc<dyn Any + Send + Sync>);
+
+impl Answer {
+    pub fn object<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        self.0.clone().downcast().ok()
     }
 }
 
@@ -67,8 +74,8 @@ mod tests {
         assert_eq!(sent.text().as_deref(), Some(&b"7"[..]));
         assert_eq!(sent.clone().take::<u32>(), Some(Box::new(7)));
         assert_eq!((sent.take::<u32>(), sent.text()), (None, None));
-        let answer = sent.answer(Box::new(8_u32)).ok().and_then(|answer| answer.take::<u32>());
-        assert_eq!(answer, Some(Box::new(8)));
-        assert!(Handed::wanted::<String>().answer(Box::new(8_u32)).is_err());
+        let answer = sent.answer(Arc::new(8_u32)).unwrap();
+        assert_eq!((answer.object::<u32>(), answer.object::<String>()), (Some(Arc::new(8)), None));
+        assert!(Handed::wanted::<String>().answer(Arc::new(8_u32)).is_none());
     }
 }

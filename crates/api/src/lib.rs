@@ -18,7 +18,7 @@ pub mod quantity;
 pub mod selector;
 pub mod toleration;
 
-pub use handed::Handed;
+pub use handed::{Answer, Handed};
 pub use k8s_openapi;
 pub use key::Key;
 pub use quantity::Quantity;

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use crate::endpoint::lines::Lines;
 use crate::kind::Kind;
 use crate::limits::Limits;
+use crate::recent::Recent;
 use crate::security::Security;
 use crate::strategy;
 use crate::view::View;
@@ -17,6 +18,7 @@ pub(crate) struct Api {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) catalog: Catalog,
     pub(crate) lines: Arc<Lines>,
+    pub(crate) recent: Recent,
     pub(crate) security: Security,
     pub(crate) limits: Limits,
     /// Cancelled when the server goes away.

@@ -219,6 +219,11 @@ pub(crate) trait Kind: Send + Sync {
     fn cells(&self, object: &dyn Object, now: Timestamp) -> Vec<Value>;
     fn row_conditions(&self, object: &dyn Object) -> Option<Value>;
 
+    /// Are objects of the kind worth keeping for the next change? Never if another kind is stored in the same place.
+    fn is_kept(&self) -> bool {
+        false
+    }
+
     /// How the kind differs from what is stored, if it does.
     fn conversion(&self) -> Option<Arc<dyn Conversion>> {
         None
@@ -312,6 +317,11 @@ impl<S: Strategy> Kind for Erased<S> {
             Source::Made(text) => decoded(text).map_err(unplaced)?,
             Source::Value(value) => decoded(&value.to_string()).map_err(unplaced)?,
         }))
+    }
+
+    fn is_kept(&self) -> bool {
+        // Most events are never changed.
+        self.conversion().is_none() && self.descriptor().plural != "events"
     }
 
     fn adopt(&self, handed: &Handed) -> Option<Box<dyn Object>> {

@@ -33,6 +33,7 @@ mod openapi;
 mod patch;
 mod pki;
 mod raw;
+mod recent;
 mod render;
 mod review;
 mod schema;
@@ -75,6 +76,7 @@ use http::body::ApiBody;
 pub use limits::Limits;
 use metrics::Metrics;
 pub use pki::PkiError;
+use recent::Recent;
 use security::Security;
 pub use serve::TlsError;
 
@@ -207,7 +209,8 @@ impl ApiServer {
         let closing = CancellationToken::new();
         let (catalog, limits) = (Catalog::builtin(), config.limits);
         let lines = Arc::default();
-        let api = Arc::new(Api { store, catalog, lines, security, limits, closing, _release: release });
+        let recent = Recent::default();
+        let api = Arc::new(Api { store, catalog, lines, recent, security, limits, closing, _release: release });
         for name in NAMESPACES {
             seed(&api, name).await?;
         }

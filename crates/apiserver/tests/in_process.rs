@@ -415,9 +415,10 @@ impl Sent<'_> {
         }
         let answer = (self.direct)(request.body(body.into()).unwrap()).await;
         assert!(answer.status().is_success(), "{}", String::from_utf8_lossy(answer.body()));
-        let handed = answer.extensions().get::<cleat_api::Handed>().and_then(|h| h.take::<PersistentVolume>());
+        let handed = answer.extensions().get::<cleat_api::Answer>().and_then(|a| a.object::<PersistentVolume>());
         assert_eq!((handed.is_some(), answer.body().is_empty()), (self.handed, self.handed));
-        let mut volume = handed.map_or_else(|| serde_json::from_slice(answer.body()).unwrap(), |volume| *volume);
+        let mut volume =
+            handed.map_or_else(|| serde_json::from_slice(answer.body()).unwrap(), |volume| (*volume).clone());
         volume.metadata.managed_fields = None;
         volume
     }

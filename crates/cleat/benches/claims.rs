@@ -94,7 +94,7 @@ impl Bench {
             self.until("the claim is bound", || self.claims.is(&name, "Bound")).await;
             let bound = begun.elapsed();
             let begun = Instant::now();
-            write::delete(&self.client, &claim).await.expect("claim deleted");
+            write::delete(&self.client, &*claim).await.expect("claim deleted");
             self.until("the volume is gone", || self.volumes.is_empty()).await;
             if round >= WARM_UP {
                 made.push(bound);
@@ -148,7 +148,7 @@ impl Bench {
         self.until("all claims are bound", || self.claims.len() == count && self.claims.count("Bound") == count).await;
     }
 
-    async fn create<K: write::Reachable>(&self, object: K) -> K {
+    async fn create<K: write::Reachable>(&self, object: K) -> Arc<K> {
         write::create(&self.client, &object).await.expect("created")
     }
 
@@ -159,7 +159,7 @@ impl Bench {
             let place = places.clone().acquire_owned().await.expect("open");
             let client = self.client.clone();
             senders.spawn(async move {
-                write::create(&client, &object).await.expect("created");
+                write::create_unseen(&client, &object).await.expect("created");
                 drop(place);
             });
         }

@@ -75,10 +75,9 @@ impl Bench {
         let mut times = Vec::new();
 
         let begun = Instant::now();
-        let claim: PersistentVolumeClaim =
-            write::create(&self.client, &bare(build::claim("default", &name, Some(CLASS), "1Gi")))
-                .await
-                .expect("claim");
+        let claim = write::create(&self.client, &bare(build::claim("default", &name, Some(CLASS), "1Gi")))
+            .await
+            .expect("claim");
         let volume = self.until("the claim is bound", |b| {
             let claim = b.caches.claims().get(&key).filter(|c| claim::claim_phase(c) == "Bound")?;
             claim::volume_name(&claim).map(ToOwned::to_owned)
@@ -89,7 +88,7 @@ impl Bench {
         let begun = Instant::now();
         let mut pod = bare(build::pod("default", &name, "node-1", &[&name]));
         mount_all(&mut pod);
-        let pod: Pod = write::create(&self.client, &pod).await.expect("pod");
+        let pod = write::create(&self.client, &pod).await.expect("pod");
         self.until("the volume is attached", |b| {
             let volume = b.caches.volumes().named(&volume)?;
             let csi = volume.spec.as_ref()?.csi.as_ref()?;
@@ -108,13 +107,13 @@ impl Bench {
         times.push(("pod created → mounted (with mkfs)", begun.elapsed()));
 
         let begun = Instant::now();
-        write::delete(&self.client, &pod).await.expect("pod deleted");
+        write::delete(&self.client, &*pod).await.expect("pod deleted");
         self.until("the pod is gone", |b| b.caches.pods().get(&key).is_none().then_some(())).await;
         times.push(("pod deleted → unmounted and gone", begun.elapsed()));
         self.until("the volume is detached", |b| b.caches.attachments().is_empty().then_some(())).await;
         times.push(("pod deleted → detached", begun.elapsed()));
         let begun = Instant::now();
-        write::delete(&self.client, &claim).await.expect("claim deleted");
+        write::delete(&self.client, &*claim).await.expect("claim deleted");
         self.until("the volume is gone", |b| b.caches.volumes().named(&volume).is_none().then_some(())).await;
         times.push(("claim deleted → volume gone", begun.elapsed()));
         times

@@ -1,6 +1,7 @@
 //! A driver's entry in the CSINode and on the Node object. Writes with optimistic concurrency; several drivers may come at once.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use cleat_api::Key;
 use cleat_api::key::Meta as _;
@@ -59,12 +60,12 @@ pub(crate) async fn leave(agent: &Shared, name: &str) -> Result<(), RegistryErro
     update_csi_node(agent, &node, name, None).await
 }
 
-async fn update_node(agent: &Shared, name: &str, driver: Option<&Announced>) -> Result<Node, RegistryError> {
+async fn update_node(agent: &Shared, name: &str, driver: Option<&Announced>) -> Result<Arc<Node>, RegistryError> {
     let key = Key::cluster(&agent.name);
     for _ in 0..MOST_RACES {
         let found: Option<Node> = write::live(&agent.client, &key).await?;
         let node = found.ok_or_else(|| RegistryError::NoNode(agent.name.clone()))?;
-        let Some(patch) = node_patch(&node, name, driver)? else { return Ok(node) };
+        let Some(patch) = node_patch(&node, name, driver)? else { return Ok(node.into()) };
         match write::merge::<Node>(&agent.client, Part::Whole, &key, &patch).await {
             Ok(written) => {
                 agent.nodes.observe_write(written.clone());

@@ -50,7 +50,7 @@ pub(crate) async fn register(agent: &Shared) -> Result<(), RegistryError> {
             let has =
                 |m: &ObjectMeta| includes(m.labels.as_ref(), &labels) && includes(m.annotations.as_ref(), &annotations);
             if has(&node.metadata) {
-                node
+                node.into()
             } else {
                 write::merge::<Node>(&agent.client, Part::Whole, &key, &patch).await?
             }
@@ -69,7 +69,7 @@ pub(crate) async fn register(agent: &Shared) -> Result<(), RegistryError> {
     for driver in agent.drivers.announced() {
         registry::enter(agent, &driver).await?;
     }
-    *agent.registered.lock() = node.metadata.uid;
+    *agent.registered.lock() = node.metadata.uid.clone();
     Ok(())
 }
 

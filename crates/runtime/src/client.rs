@@ -118,7 +118,7 @@ mod tests {
             let handed = request.extensions().get::<Handed>().filter(|_| code.is_success());
             let sent = handed.and_then(Handed::take::<ConfigMap>);
             let response = Response::builder().status(code);
-            match sent.and_then(|map| handed?.answer(map).ok()) {
+            match sent.and_then(|map| handed?.answer(Arc::new(*map))) {
                 Some(answer) => response.extension(answer).body(Bytes::new()).unwrap(),
                 None => response.body(body).unwrap(),
             }
@@ -134,7 +134,7 @@ mod tests {
             assert_eq!((map.metadata.resource_version.as_deref(), &map.metadata.managed_fields), (Some("7"), &None));
             let absent = write::live::<ConfigMap>(client, &Key::namespaced("s", "other")).await.unwrap();
             assert!(absent.is_none(), "{case}");
-            assert_eq!(write::replace(client, Part::Whole, &map).await.unwrap(), map, "{case}");
+            assert_eq!(*write::replace(client, Part::Whole, &map).await.unwrap(), map, "{case}");
             let refused = write::create(client, &map).await.unwrap_err();
             assert!(refused.already_exists() && !refused.is_conflict(), "{case}: {refused}");
         }

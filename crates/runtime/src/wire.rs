@@ -6,9 +6,10 @@
 use std::any::Any;
 use std::borrow::Cow;
 use std::io;
+use std::sync::Arc;
 
 use bytes::{Buf as _, Bytes, BytesMut};
-use cleat_api::Handed;
+use cleat_api::{Answer, Handed};
 use http_body_util::BodyExt as _;
 use kube::client::Body;
 use kube::core::Status;
@@ -32,22 +33,31 @@ pub(crate) async fn send(client: &dyn Carrier, request: http::Request<Vec<u8>>) 
     text(client, request).await.map(drop)
 }
 
-/// The object in the answer, or nothing where the server answers with a Status.
-pub(crate) async fn fetch_unless_status<T: DeserializeOwned>(
+/// Like [`exchange`], where the server may answer with a Status instead of an object.
+pub(crate) async fn exchange_unless_status<T: Sent>(
     client: &dyn Carrier,
     request: http::Request<Vec<u8>>,
-) -> kube::Result<Option<T>> {
+) -> kube::Result<Option<Arc<T>>> {
     #[derive(Deserialize)]
     struct Kind<'a> {
         #[serde(borrow)]
         kind: Option<Cow<'a, str>>,
     }
-    let body = text(client, request).await?;
-    let kind: Kind<'_> = serde_json::from_slice(&body).map_err(Error::SerdeError)?;
-    if kind.kind.as_deref() == Some("Status") {
-        return Ok(None);
+    let mut request = request.map(Bytes::from);
+    if client.is_near() {
+        request.extensions_mut().insert(Handed::wanted::<T>());
     }
-    serde_json::from_slice(&slim(&body)).map(Some).map_err(Error::SerdeError)
+    let response = answer(client, request).await?;
+    if let Some(object) = handed(&response) {
+        return Ok(Some(object));
+    }
+    let kind: Kind<'_> = serde_json::from_slice(response.body()).map_err(Error::SerdeError)?;
+    match kind.kind.as_deref() {
+        Some("Status") => Ok(None),
+        _ => serde_json::from_slice(&slim(response.body()))
+            .map(|object| Some(Arc::new(object)))
+            .map_err(Error::SerdeError),
+    }
 }
 
 /// The whole answer.
@@ -62,20 +72,29 @@ async fn answer(client: &dyn Carrier, request: http::Request<Bytes>) -> kube::Re
 }
 
 /// Like [`fetch`], for a write. A server in this process gets what is sent as it is, and answers alike.
-pub(crate) async fn exchange<T: DeserializeOwned + Serialize + Clone + Any + Send>(
+pub(crate) async fn exchange<T: Sent>(
     client: &dyn Carrier,
     request: http::Request<Vec<u8>>,
     sent: Option<&T>,
-) -> kube::Result<T> {
+) -> kube::Result<Arc<T>> {
     let response = answer(client, with_object(client, request, sent)).await?;
-    match response.extensions().get::<Handed>().and_then(Handed::take::<T>) {
-        Some(object) => Ok(*object),
-        None => serde_json::from_slice(&slim(response.body())).map_err(Error::SerdeError),
+    match handed(&response) {
+        Some(object) => Ok(object),
+        None => serde_json::from_slice(&slim(response.body())).map(Arc::new).map_err(Error::SerdeError),
     }
 }
 
+/// What can be sent and comes back.
+pub(crate) trait Sent: DeserializeOwned + Serialize + Clone + Any + Send + Sync {}
+
+impl<T: DeserializeOwned + Serialize + Clone + Any + Send + Sync> Sent for T {}
+
+fn handed<T: Sent>(response: &http::Response<Bytes>) -> Option<Arc<T>> {
+    response.extensions().get::<Answer>().and_then(Answer::object)
+}
+
 /// Like [`send`], for a write. A server in this process need not even put its answer into words.
-pub(crate) async fn submit<T: Serialize + Clone + Any + Send>(
+pub(crate) async fn submit<T: Sent>(
     client: &dyn Carrier,
     request: http::Request<Vec<u8>>,
     sent: Option<&T>,
@@ -83,7 +102,7 @@ pub(crate) async fn submit<T: Serialize + Clone + Any + Send>(
     answer(client, with_object(client, request, sent)).await.map(drop)
 }
 
-fn with_object<T: Serialize + Clone + Any + Send>(
+fn with_object<T: Sent>(
     client: &dyn Carrier,
     request: http::Request<Vec<u8>>,
     sent: Option<&T>,

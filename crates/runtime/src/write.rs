@@ -1,6 +1,7 @@
 //! Writes with optimistic concurrency, and what their failures mean.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use cleat_api::Key;
 use cleat_api::key::Meta as _;
@@ -75,7 +76,7 @@ impl WriteError {
 
 /// A kind that can be read and written.
 pub trait Reachable:
-    Resource<DynamicType = ()> + Clone + DeserializeOwned + Serialize + Debug + Send + 'static
+    Resource<DynamicType = ()> + Clone + DeserializeOwned + Serialize + Debug + Send + Sync + 'static
 {
     /// The namespace of a request about an object that says it is in this one.
     fn place(namespace: Option<&str>) -> Option<&str>;
@@ -100,7 +101,7 @@ impl Placed for NamespaceResourceScope {
 
 impl<K> Reachable for K
 where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Serialize + Debug + Send + 'static,
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Serialize + Debug + Send + Sync + 'static,
     K::Scope: Placed,
 {
     fn place(namespace: Option<&str>) -> Option<&str> {
@@ -134,7 +135,7 @@ fn built(request: Built) -> kube::Result<http::Request<Vec<u8>>> {
     request.map_err(kube::Error::BuildRequest)
 }
 
-pub async fn create<K: Reachable>(client: &dyn Carrier, object: &K) -> Result<K, WriteError> {
+pub async fn create<K: Reachable>(client: &dyn Carrier, object: &K) -> Result<Arc<K>, WriteError> {
     let key = Key::of(object.meta());
     let made = async { wire::exchange(client, creation(client, &key, object)?, Some(object)).await };
     made.await.map_err(failed::<K>("create", &key))
@@ -152,7 +153,7 @@ fn creation<K: Reachable>(client: &dyn Carrier, key: &Key, object: &K) -> kube::
 }
 
 /// Replaces the object (or its status) if its resourceVersion still is the given one.
-pub async fn replace<K: Reachable>(client: &dyn Carrier, part: Part, object: &K) -> Result<K, WriteError> {
+pub async fn replace<K: Reachable>(client: &dyn Carrier, part: Part, object: &K) -> Result<Arc<K>, WriteError> {
     let key = Key::of(object.meta());
     let written = async {
         let (requests, params) = (requests::<K>(key.namespace.as_deref()), PostParams::default());
@@ -172,7 +173,7 @@ pub async fn merge<K: Reachable>(
     part: Part,
     key: &Key,
     patch: &serde_json::Value,
-) -> Result<K, WriteError> {
+) -> Result<Arc<K>, WriteError> {
     let written = async {
         let (requests, params) = (requests::<K>(key.namespace.as_deref()), PatchParams::default());
         let patch = Patch::Merge(patch);
@@ -191,7 +192,7 @@ pub async fn set_finalizers<K: Reachable>(
     client: &dyn Carrier,
     object: &K,
     finalizers: &[String],
-) -> Result<K, WriteError> {
+) -> Result<Arc<K>, WriteError> {
     let patch = finalizers_patch(object, finalizers);
     merge(client, Part::Whole, &Key::of(object.meta()), &patch).await
 }
@@ -220,12 +221,12 @@ fn finalizers_patch<K: Reachable>(object: &K, finalizers: &[String]) -> serde_js
 
 /// Deletes exactly this object; one of the same name with another uid is left alone. Absent is fine. Returns the
 /// object where something holds it, so that it stays for now.
-pub async fn delete<K: Reachable>(client: &dyn Carrier, object: &K) -> Result<Option<K>, WriteError> {
+pub async fn delete<K: Reachable>(client: &dyn Carrier, object: &K) -> Result<Option<Arc<K>>, WriteError> {
     delete_with(client, object, DeleteParams::default()).await
 }
 
 /// The same without a period of grace: for what nobody is left to wind down.
-pub async fn delete_at_once<K: Reachable>(client: &dyn Carrier, object: &K) -> Result<Option<K>, WriteError> {
+pub async fn delete_at_once<K: Reachable>(client: &dyn Carrier, object: &K) -> Result<Option<Arc<K>>, WriteError> {
     delete_with(client, object, DeleteParams::default().grace_period(0)).await
 }
 
@@ -233,13 +234,13 @@ async fn delete_with<K: Reachable>(
     client: &dyn Carrier,
     object: &K,
     params: DeleteParams,
-) -> Result<Option<K>, WriteError> {
+) -> Result<Option<Arc<K>>, WriteError> {
     let key = Key::of(object.meta());
     let uid = Some(object.meta().uid().to_owned()).filter(|uid| !uid.is_empty());
     let params = DeleteParams { preconditions: Some(Preconditions { uid, resource_version: None }), ..params };
     let deleted = async {
         let request = requests::<K>(key.namespace.as_deref()).delete(&key.name, &params);
-        wire::fetch_unless_status(client, built(request)?).await
+        wire::exchange_unless_status(client, built(request)?).await
     };
     match deleted.await.map_err(failed::<K>("delete", &key)) {
         Ok(held) => Ok(held),

@@ -127,7 +127,7 @@ impl Request<'_> {
 
     fn onto(&self, current: &Current<'_>) -> Result<Document, ApiError> {
         let live = self.live(current)?;
-        let try_with = |force| self.tracker.apply(&live, &current.document.owners, &self.config, force);
+        let try_with = |force| self.tracker.apply(&live, &current.divided.owners, &self.config, force);
         let applied = match try_with(self.force) {
             Err(ApplyError::Conflicts(conflicts)) if self.is_kubectl => {
                 // What kubectl itself set by client-side apply, and nobody has changed since, is its own.
@@ -140,7 +140,7 @@ impl Request<'_> {
         let (object, owners) = applied.map_err(|e| self.refusal(e))?;
         let mut object = match object {
             Some(value) => self.decoded(value)?,
-            None => current.document.object.copy(),
+            None => current.object.copy(),
         };
         if self.is_kubectl
             && let Some(noted) = object.meta_mut().annotations.as_mut().and_then(|a| a.get_mut(LAST_APPLIED))

@@ -25,7 +25,7 @@ pub(crate) async fn bind(api: &Api, call: &Call, at: At<'_>) -> Result<Reply, Ap
         return Err(ApiError::Invalid { kind, name: at.name.into(), errors: vec![error] });
     }
     let mut change = |current: &Current<'_>| {
-        let mut new = current.document.copy();
+        let mut new = current.edited(|_| {});
         assign(at, typed_mut::<Pod>(&mut *new.object), &binding, &node)?;
         Ok(new)
     };

@@ -7,7 +7,7 @@ use http::StatusCode;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, Time};
 
-use super::write::{document, is_free};
+use super::write::{Current, Written, is_free};
 use super::{At, list, read};
 use crate::api::Api;
 use crate::descriptor::DeleteReply;
@@ -17,7 +17,6 @@ use crate::http::Call;
 use crate::http::query::Effect;
 use crate::http::reply::Reply;
 use crate::kind::{Kind, Object, Source, typed, typed_mut};
-use crate::managed::Divided;
 use crate::render::Stored;
 use crate::{admission, guard, meta};
 
@@ -28,7 +27,7 @@ const FOREGROUND: &str = "foregroundDeletion";
 pub(crate) enum Outcome {
     Removed(Stored),
     /// Something still holds it.
-    Waiting(Stored),
+    Waiting(Written),
 }
 
 pub(crate) async fn delete(api: &Api, call: &Call, at: At<'_>) -> Result<Reply, ApiError> {
@@ -40,7 +39,8 @@ pub(crate) async fn delete(api: &Api, call: &Call, at: At<'_>) -> Result<Reply, 
             let uid = object.ok().and_then(|o| o.meta().uid.clone());
             Ok(Reply::success(StatusCode::OK, at.descriptor(), at.name, uid.as_deref()))
         }
-        Outcome::Removed(stored) | Outcome::Waiting(stored) => read::one(call, at.kind, StatusCode::OK, &stored),
+        Outcome::Removed(stored) => read::one(call, at.kind, StatusCode::OK, &stored),
+        Outcome::Waiting(written) => read::written(call, at.kind, StatusCode::OK, written),
     }
 }
 
@@ -104,18 +104,23 @@ pub(crate) async fn remove(
     let key = at.key();
     loop {
         let entry = api.of(at.kind).get(&key).await?.ok_or_else(|| at.not_found())?;
-        let mut document = document(at.kind, &entry, &Divided::of(at.descriptor(), &entry.value))?;
-        check_preconditions(&at, options, &*document.object, entry.modified)?;
-        let step = mark(at.kind, options, &mut *document.object);
+        let stored = Stored::from(&entry);
+        let current = Current::of(api, at.kind, &entry, &stored)?;
+        check_preconditions(&at, options, &*current.object, entry.modified)?;
+        let mut step = Step::Keep;
+        let mut document = current.edited(|object| {
+            object.meta_mut().resource_version = None;
+            step = mark(at.kind, options, object);
+        });
         let value = document.encode();
         if step == Step::Keep && value == entry.value {
-            return Ok(Outcome::Waiting(Stored::from(&entry)));
+            return Ok(Outcome::Waiting(Written::now(api, at.kind, stored.clone(), document.object)));
         }
         // Only a kind with grace periods shows the mark on an object that is gone.
         let last = if has_grace(at.kind) { value.clone() } else { entry.value.clone() };
         if effect == Effect::DryRun {
             return Ok(match step {
-                Step::Keep => Outcome::Waiting(Stored { value, revision: entry.modified }),
+                Step::Keep => Outcome::Waiting(Written::shown(Stored { value, ..stored.clone() }, document.object)),
                 Step::Remove => Outcome::Removed(Stored { value: last, revision: entry.modified }),
             });
         }
@@ -124,7 +129,10 @@ pub(crate) async fn remove(
             Step::Remove => api.of(at.kind).delete(&key, entry.modified).await,
         };
         match (written, step) {
-            (Ok(revision), Step::Keep) => return Ok(Outcome::Waiting(Stored { value, revision })),
+            (Ok(revision), Step::Keep) => {
+                let written = Written::now(api, at.kind, Stored { value, revision }, document.object);
+                return Ok(Outcome::Waiting(written));
+            }
             (Ok(revision), Step::Remove) => return Ok(Outcome::Removed(Stored { value: last, revision })),
             (Err(WriteError::Conflict { .. }), _) => {}
             (Err(WriteError::Missing { .. }), _) => return Err(at.not_found()),

@@ -28,14 +28,12 @@ pub(crate) async fn get(api: &Api, call: &Call, at: At<'_>) -> Result<Reply, Api
 
 /// What a write has made; whoever is in this process and knows its type gets it as it is.
 pub(crate) fn written(call: &Call, kind: &dyn Kind, code: StatusCode, written: Written) -> Result<Reply, ApiError> {
-    let Written { stored, mut object } = written;
+    let Written { stored, object } = written;
     if let Some(handed) = &call.handed
         && matches!(negotiate(call.accept.as_deref(), Shape::Item)?, Form::Plain)
+        && let Some(answer) = handed.answer(object)
     {
-        object.meta_mut().resource_version = (stored.revision > 0).then(|| stored.revision.to_string());
-        if let Ok(answer) = handed.answer(object) {
-            return Ok(Reply::handed(code, answer));
-        }
+        return Ok(Reply::handed(code, answer));
     }
     one(call, kind, code, &stored)
 }

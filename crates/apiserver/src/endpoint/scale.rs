@@ -64,7 +64,7 @@ async fn write(api: &Api, call: &Call, at: At<'_>, paths: &Scale) -> Result<Stor
         }
         let mut object = at.kind.decode(Source::Value(object)).map_err(|e| ApiError::BadRequest(e.to_string()))?;
         object.meta_mut().managed_fields = None;
-        Ok(Document { object, owners: current.document.owners.clone() })
+        Ok(Document { object, owners: current.divided.owners.clone() })
     };
     modify(api, at, Part::Main, origin, effect, &mut change).await.map(|written| written.stored)
 }

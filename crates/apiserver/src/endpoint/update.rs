@@ -57,7 +57,7 @@ pub(crate) async fn patch(api: &Api, call: &Call, at: At<'_>, part: Part) -> Res
             // Whom an object belongs to that goes with this is nobody's business any more, unless they are told.
             let goes = object.meta().deletion_timestamp.is_some() && is_free(at.kind, &*object);
             let owners = match goes && call.handed.is_some() {
-                true => current.document.owners.clone(),
+                true => current.divided.owners.clone(),
                 false => tracker.updated(&current.divided, &mut *object, None),
             };
             return Ok(Document { object, owners });

@@ -1,6 +1,8 @@
 //! The two ways an object comes to be stored: inserted, or modified from what is stored. Everything that must look at
 //! the current state runs inside the compare-and-swap loop.
 
+use std::sync::Arc;
+
 use cleat_store::{Entry, WriteError};
 use k8s_openapi::api::core::v1::Namespace;
 
@@ -39,8 +41,25 @@ pub(crate) enum Origin {
 /// What a write has made, as it is stored and as it is.
 pub(crate) struct Written {
     pub(crate) stored: Stored,
-    /// Without managedFields and resourceVersion.
-    pub(crate) object: Box<dyn Object>,
+    /// Without managedFields.
+    pub(crate) object: Arc<dyn Object>,
+}
+
+impl Written {
+    /// What was not written now.
+    pub(super) fn shown(stored: Stored, mut object: Box<dyn Object>) -> Self {
+        object.meta_mut().resource_version = (stored.revision > 0).then(|| stored.revision.to_string());
+        Self { stored, object: object.into() }
+    }
+
+    /// What was written now; whoever changes it next finds it.
+    pub(super) fn now(api: &Api, kind: &dyn Kind, stored: Stored, object: Box<dyn Object>) -> Self {
+        let written = Self::shown(stored, object);
+        if kind.is_kept() {
+            api.recent.keep(written.stored.revision, written.object.clone());
+        }
+        written
+    }
 }
 
 pub(crate) async fn insert(
@@ -87,11 +106,11 @@ pub(crate) async fn insert(
         if effect == Effect::DryRun {
             return match api.of(kind).get(&key).await? {
                 Some(entry) => Err(exists(kind, &name, &entry)),
-                None => Ok(Written { stored: Stored { value, revision: 0 }, object }),
+                None => Ok(Written::shown(Stored { value, revision: 0 }, object)),
             };
         }
         match api.of(kind).create(&key, value.clone()).await {
-            Ok(revision) => return Ok(Written { stored: Stored { value, revision }, object }),
+            Ok(revision) => return Ok(Written::now(api, kind, Stored { value, revision }, object)),
             Err(WriteError::Exists { .. }) if base.is_some() && attempt < NAME_ATTEMPTS => {}
             Err(WriteError::Exists { current, .. }) => return Err(exists(kind, &name, &current)),
             Err(error) => return Err(error.into()),
@@ -118,27 +137,42 @@ fn place(namespaced: bool, namespace: Option<&str>, object: &mut dyn Object) -> 
 
 /// The object of an entry, without managedFields.
 pub(crate) fn decode(kind: &dyn Kind, entry: &Entry) -> Result<Box<dyn Object>, ApiError> {
-    document(kind, entry, &Divided::of(kind.descriptor(), &entry.value)).map(|document| document.object)
+    read(kind, entry, &Divided::of(kind.descriptor(), &entry.value))
 }
 
-pub(crate) fn document(kind: &dyn Kind, entry: &Entry, divided: &Divided<'_>) -> Result<Document, ApiError> {
+fn read(kind: &dyn Kind, entry: &Entry, divided: &Divided<'_>) -> Result<Box<dyn Object>, ApiError> {
     let damaged = |e| ApiError::Internal(format!("the stored object {} cannot be read: {e}", entry.key));
     divided.decode(kind).map_err(damaged)
 }
 
 /// What is stored now.
 pub(crate) struct Current<'a> {
-    pub(crate) document: Document,
+    /// Without managedFields; the resourceVersion may be there.
+    pub(crate) object: Arc<dyn Object>,
     pub(crate) divided: Divided<'a>,
     pub(crate) stored: &'a Stored,
+}
+
+impl<'a> Current<'a> {
+    pub(super) fn of(api: &Api, kind: &dyn Kind, entry: &'a Entry, stored: &'a Stored) -> Result<Self, ApiError> {
+        let divided = Divided::of(kind.descriptor(), &entry.value);
+        let object = match api.recent.take(entry.modified).filter(|_| kind.is_kept()) {
+            Some(object) => {
+                debug_assert!(divided.says(&*object), "what was kept of {} is not what is stored", entry.key);
+                object
+            }
+            None => read(kind, entry, &divided)?.into(),
+        };
+        Ok(Self { object, divided, stored })
+    }
 }
 
 impl Current<'_> {
     /// The object changed by the server itself, which owns nothing.
     pub(crate) fn edited(&self, edit: impl FnOnce(&mut dyn Object)) -> Document {
-        let mut new = self.document.copy();
-        edit(&mut *new.object);
-        new
+        let mut object = self.object.copy();
+        edit(&mut *object);
+        Document { object, owners: self.divided.owners.clone() }
     }
 }
 
@@ -157,10 +191,9 @@ pub(crate) async fn modify(
     loop {
         let entry = api.of(at.kind).get(&key).await?.ok_or_else(|| at.not_found())?;
         let stored = Stored::from(&entry);
-        let divided = Divided::of(at.descriptor(), &entry.value);
-        let current = Current { document: document(at.kind, &entry, &divided)?, divided, stored: &stored };
+        let current = Current::of(api, at.kind, &entry, &stored)?;
         let Document { object: mut new, owners } = change(&current)?;
-        let Document { object: old, owners: owners_before } = current.document;
+        let Current { object: old, divided: Divided { owners: owners_before, .. }, .. } = current;
         check_identity(&at, origin, &*new, &*old, entry.modified)?;
         complete(&at, part, &mut *new, &*old);
         guard::update(api, &at, part, &*new, &*old).await?;
@@ -171,7 +204,7 @@ pub(crate) async fn modify(
         check_valid(&at, part, &*new, &*old)?;
         if new.meta().deletion_timestamp.is_some() && is_free(at.kind, &*new) {
             let value = Encoded::of(&mut *new).with(&owners);
-            let last = Written { stored: Stored { value, ..stored }, object: new };
+            let last = Written::shown(Stored { value, ..stored }, new);
             if effect == Effect::DryRun {
                 return Ok(last);
             }
@@ -188,14 +221,14 @@ pub(crate) async fn modify(
         let same = encoded.is(&owners_before, &entry.value) && owners.same_but_times(&owners_before);
         let counts = at.descriptor().first_write == FirstWrite::Counts && entry.modified == entry.created;
         if same && !counts {
-            return Ok(Written { stored, object: new });
+            return Ok(Written::now(api, at.kind, stored, new));
         }
         let value = encoded.with(if same { &owners_before } else { &owners });
         if effect == Effect::DryRun {
-            return Ok(Written { stored: Stored { value, ..stored }, object: new });
+            return Ok(Written::shown(Stored { value, ..stored }, new));
         }
         match api.of(at.kind).update(&key, entry.modified, value.clone()).await {
-            Ok(revision) => return Ok(Written { stored: Stored { value, revision }, object: new }),
+            Ok(revision) => return Ok(Written::now(api, at.kind, Stored { value, revision }, new)),
             // The change is computed again; if it insists on a resourceVersion it now fails.
             Err(WriteError::Conflict { .. }) => {}
             Err(WriteError::Missing { .. }) => return Err(at.not_found()),
@@ -260,7 +293,6 @@ fn check_identity(
 
 /// Carries over the metadata that is the server's own, and fills defaults.
 fn complete(at: &At<'_>, part: Part, new: &mut dyn Object, old: &dyn Object) {
-    new.meta_mut().resource_version = None;
     if part != Part::Whole {
         meta::carry_over(new.meta_mut(), old.meta());
         meta::normalise(new.meta_mut());
@@ -279,6 +311,8 @@ fn restore(at: &At<'_>, part: Part, new: &mut dyn Object, old: &dyn Object) {
         }
         Part::Whole => {}
     }
+    // Neither the one it was read at nor the old object's is stored.
+    new.meta_mut().resource_version = None;
 }
 
 fn check_valid(at: &At<'_>, part: Part, new: &dyn Object, old: &dyn Object) -> Result<(), ApiError> {

@@ -55,10 +55,6 @@ impl Document {
         Self { object, owners: Recorded::default() }
     }
 
-    pub(crate) fn copy(&self) -> Self {
-        Self { object: self.object.copy(), owners: self.owners.clone() }
-    }
-
     /// The canonical bytes.
     pub(crate) fn encode(&mut self) -> Bytes {
         Encoded::of(&mut *self.object).with(&self.owners)
@@ -80,9 +76,15 @@ impl<'a> Divided<'a> {
         Self { text: Cow::Owned(around(stored, &list).concat()), owners: Recorded(Some(stored.slice(list))) }
     }
 
-    pub(crate) fn decode(&self, kind: &dyn Kind) -> Result<Document, serde_json::Error> {
-        let object = kind.decode(Source::Bytes(&self.text))?;
-        Ok(Document { object, owners: self.owners.clone() })
+    pub(crate) fn decode(&self, kind: &dyn Kind) -> Result<Box<dyn Object>, serde_json::Error> {
+        kind.decode(Source::Bytes(&self.text))
+    }
+
+    /// Is this the object, but for its version?
+    pub(crate) fn says(&self, object: &dyn Object) -> bool {
+        let mut object = object.copy();
+        object.meta_mut().resource_version = None;
+        object.encode() == *self.text
     }
 }
 
@@ -201,8 +203,9 @@ mod tests {
             map.metadata.labels = Some([("managedFields".into(), "\"managedFields\":[]".into())].into());
             let owners = Recorded(owners.map(Bytes::from));
             let stored = Document { object: Box::new(map), owners: owners.clone() }.encode();
-            let mut document = Divided::of(kind.descriptor(), &stored).decode(&*kind).unwrap();
-            assert_eq!(document.owners, owners);
+            let divided = Divided::of(kind.descriptor(), &stored);
+            assert_eq!(divided.owners, owners);
+            let mut document = Document { object: divided.decode(&*kind).unwrap(), owners: divided.owners.clone() };
             assert_eq!(document.encode(), stored);
             let encoded = Encoded::of(&mut *document.object);
             assert!(encoded.is(&owners, &stored));

@@ -155,7 +155,7 @@ impl<'a> Holds<'a> {
 
     /// The patched object, as [`Patch::apply`] would say it.
     pub(crate) fn apply(&self, current: &Current<'_>) -> Box<dyn Object> {
-        let mut object = current.document.object.copy();
+        let mut object = current.object.copy();
         let meta = object.meta_mut();
         meta.finalizers = self.finalizers.as_ref().map(|list| list.iter().map(|&name| name.to_owned()).collect());
         meta.resource_version =

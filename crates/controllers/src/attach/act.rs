@@ -1,5 +1,6 @@
 //! Makes and deletes VolumeAttachments, and tells nodes what they have.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use cleat_api::key::Key;
@@ -71,7 +72,7 @@ impl Attacher {
         self.observed.intend(unique, &attachment);
         let made = match write::create(&self.context.client, &attachment).await {
             Ok(made) => Some(made),
-            Err(error) if error.already_exists() => write::live(&self.context.client, &key).await?,
+            Err(error) if error.already_exists() => write::live(&self.context.client, &key).await?.map(Arc::new),
             Err(error) => {
                 if error.is_refused() {
                     self.observed.settle_intent(unique, &attachment);

@@ -43,7 +43,7 @@ impl Binder {
             VolumeDecision::HandOver(to) => {
                 self.write_volume(Part::Whole, &edit::handed_over(volume.clone(), to)).await
             }
-            VolumeDecision::SetPhase(phase) => self.mark_volume(volume.clone(), phase).await,
+            VolumeDecision::SetPhase(phase) => self.mark_volume(volume, phase).await,
             VolumeDecision::Unbind(unbind) => self.unbind(volume, unbind).await,
             VolumeDecision::Fail(failure) => self.fail(volume, failure).await,
             VolumeDecision::WrongMode(claim) => {
@@ -132,15 +132,15 @@ impl Binder {
         let mut volume = binding.volume;
         if let Some(reserve) = binding.reserve {
             let reserved = edit::reserved(volume.as_ref().clone(), claim, reserve);
-            volume = write::replace(&self.context.client, Part::Whole, &reserved).await?.into();
-            self.observed.volumes.observe_write(volume.as_ref().clone());
+            volume = write::replace(&self.context.client, Part::Whole, &reserved).await?;
+            self.observed.volumes.observe_write(volume.clone());
             cleat_crash::point("bind:volume-reserved");
         }
         let mark = async {
             if !binding.mark_volume {
                 return Ok(());
             }
-            let marked = self.mark_volume(volume.as_ref().clone(), "Bound").await;
+            let marked = self.mark_volume(&volume, "Bound").await;
             cleat_crash::point("bind:volume-bound");
             marked
         };
@@ -150,7 +150,7 @@ impl Binder {
             let pointed = write::replace(&self.context.client, Part::Whole, &pointed).await?;
             self.observed.claims.observe_write(pointed.clone());
             cleat_crash::point("bind:claim-pointed");
-            Ok(Arc::new(pointed))
+            Ok(pointed)
         };
         // Two objects, and neither needs the other's new state: together they cost one write to disk.
         let claim = if binding.together {
@@ -170,8 +170,8 @@ impl Binder {
         Ok(())
     }
 
-    async fn mark_volume(&self, volume: PersistentVolume, phase: &str) -> Result<(), WriteError> {
-        self.write_volume(Part::Status, &edit::in_phase(volume, phase, None)).await
+    async fn mark_volume(&self, volume: &PersistentVolume, phase: &str) -> Result<(), WriteError> {
+        self.write_volume(Part::Status, &edit::in_phase(volume.clone(), phase, None)).await
     }
 
     async fn lose(&self, claim: &PersistentVolumeClaim, loss: Loss) -> Result<(), WriteError> {
@@ -215,7 +215,7 @@ impl Binder {
     async fn unbind(&self, volume: &PersistentVolume, unbind: Unbind) -> Result<(), WriteError> {
         let free = write::replace(&self.context.client, Part::Whole, &edit::freed(volume.clone(), unbind)).await?;
         self.observed.volumes.observe_write(free.clone());
-        self.mark_volume(free, "Available").await
+        self.mark_volume(&free, "Available").await
     }
 
     async fn write_claim(&self, part: Part, claim: &PersistentVolumeClaim) -> Result<(), WriteError> {

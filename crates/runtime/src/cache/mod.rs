@@ -211,7 +211,8 @@ impl<K: Cached> Cache<K> {
     }
 
     /// Takes in the server's reply to a write of our own, before the watch brings it.
-    pub fn observe_write(&self, object: K) {
+    pub fn observe_write(&self, object: impl Into<Arc<K>>) {
+        let object = object.into();
         let revision = object.meta().revision();
         self.change(|state| if revision > state.seen { state.apply(object) } else { Vec::new() });
     }
@@ -220,7 +221,7 @@ impl<K: Cached> Cache<K> {
     pub(crate) fn arrived(&self, object: K) {
         self.change(|state| {
             state.seen = state.seen.max(object.meta().revision());
-            state.apply(object)
+            state.apply(Arc::new(object))
         });
     }
 
@@ -295,9 +296,9 @@ impl<K: Cached> Cache<K> {
 impl<K: Cached> State<K> {
     /// Takes the object in unless what is here is as new: our own write may be ahead of the watch. An object that took
     /// the name of another is told as a deletion and a creation; a relist shows no more than that it is another.
-    fn apply(&mut self, object: K) -> Vec<Change<K>> {
-        let revision = object.meta().revision();
-        let key = Key::of(object.meta());
+    fn apply(&mut self, new: Arc<K>) -> Vec<Change<K>> {
+        let revision = new.meta().revision();
+        let key = Key::of(new.meta());
         let found = self.objects.get_key_value(&key);
         if found.is_some_and(|(_, held)| revision != 0 && held.revision >= revision) {
             return Vec::new();
@@ -307,11 +308,10 @@ impl<K: Cached> State<K> {
             None => (Arc::new(key), None),
         };
         let mut changes = Vec::new();
-        if old.as_ref().is_some_and(|old| old.meta().uid() != object.meta().uid()) {
+        if old.as_ref().is_some_and(|old| old.meta().uid() != new.meta().uid()) {
             changes.extend(self.remove(&key));
             old = None;
         }
-        let new = Arc::new(object);
         self.objects.insert(key.clone(), Held { revision, parcel: Parcel::Open(new.clone()) });
         for terms in &mut self.indexes {
             match &old {

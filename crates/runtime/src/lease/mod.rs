@@ -61,7 +61,7 @@ pub enum Ended {
 
 /// The lease as last seen, and when it was first seen like that.
 struct Seen {
-    lease: Option<Lease>,
+    lease: Option<Arc<Lease>>,
     since: Instant,
 }
 
@@ -131,8 +131,8 @@ impl Election {
 
     /// One look at the lease, and one write if it is ours to write. True if we hold it afterwards.
     async fn attempt(&self, seen: &mut Seen) -> Result<bool, WriteError> {
-        let now: Option<Lease> = write::live(&self.client, &self.lease).await?;
-        let revision = |lease: &Option<Lease>| lease.as_ref().and_then(|l| l.metadata.resource_version.clone());
+        let now: Option<Arc<Lease>> = write::live(&self.client, &self.lease).await?.map(Arc::new);
+        let revision = |lease: &Option<Arc<Lease>>| lease.as_ref().and_then(|l| l.metadata.resource_version.clone());
         if revision(&now) != revision(&seen.lease) {
             seen.since = Instant::now();
             seen.lease = now;
@@ -183,7 +183,7 @@ impl Election {
 
     /// So that the next one need not wait. If it fails, it does wait.
     async fn give_back(&self, seen: &mut Seen) -> Ended {
-        if let Some(mut lease) = seen.lease.take() {
+        if let Some(mut lease) = seen.lease.take().map(Arc::unwrap_or_clone) {
             let spec = lease.spec.get_or_insert_default();
             spec.holder_identity = Some(String::new());
             spec.lease_duration_seconds = Some(1);

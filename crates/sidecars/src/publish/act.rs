@@ -1,6 +1,7 @@
 //! Calls the driver, and writes what came of it on the attachment.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use cleat_api::key::{Key, Meta as _};
 use cleat_api::keys::annotation;
@@ -133,7 +134,7 @@ impl Publisher {
         attachment: &VolumeAttachment,
         part: Part,
         patch: &Value,
-    ) -> Result<VolumeAttachment, WriteError> {
+    ) -> Result<Arc<VolumeAttachment>, WriteError> {
         write::merge(&self.context.client, part, &Key::of(&attachment.metadata), patch).await
     }
 

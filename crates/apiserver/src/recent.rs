@@ -1,0 +1,66 @@
+//! Objects as they were just written, for whoever changes them next: most are changed again within moments, and need not
+//! be read from their text for that. Only the latest are kept, and each for one change.
+
+use std::sync::Arc;
+
+use cleat_store::Revision;
+use parking_lot::Mutex;
+
+use crate::kind::Object;
+
+const PLACES: usize = 2048;
+
+type Place = Mutex<Option<(Revision, Arc<dyn Object>)>>;
+
+/// By the revision of the write: it alone tells which object of which kind it is.
+pub(crate) struct Recent(Box<[Place]>);
+
+impl Default for Recent {
+    fn default() -> Self {
+        Self((0..PLACES).map(|_| Place::default()).collect())
+    }
+}
+
+impl Recent {
+    fn place(&self, revision: Revision) -> &Place {
+        &self.0[revision as usize % PLACES]
+    }
+
+    pub(crate) fn keep(&self, revision: Revision, object: Arc<dyn Object>) {
+        *self.place(revision).lock() = Some((revision, object));
+    }
+
+    pub(crate) fn take(&self, revision: Revision) -> Option<Arc<dyn Object>> {
+        self.place(revision).lock().take_if(|(kept, _)| *kept == revision).map(|(_, object)| object)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::strategy;
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use std::collections::HashSet;
+
+    #[test]
+    fn an_object_is_there_for_one_change_of_its_own_revision() {
+        let recent = Recent::default();
+        let object = || -> Arc<dyn Object> { Arc::new(ConfigMap::default()) };
+        recent.keep(7, object());
+        assert!(recent.take(7 + PLACES as u64).is_none() && recent.take(8).is_none());
+        assert!(recent.take(7).is_some());
+        assert!(recent.take(7).is_none());
+        recent.keep(7, object());
+        recent.keep(7 + PLACES as u64, object());
+        assert!(recent.take(7).is_none(), "it has made room");
+    }
+
+    #[test]
+    fn no_two_kinds_that_are_kept_are_stored_in_one_place() {
+        let mut places = HashSet::new();
+        for kind in strategy::all().iter().filter(|kind| kind.is_kept()) {
+            assert!(places.insert(kind.descriptor().prefix(None)), "{}", kind.descriptor().kind);
+        }
+        assert!(places.len() > 10);
+    }
+}
