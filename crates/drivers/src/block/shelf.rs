@@ -37,16 +37,19 @@ impl Unsynced<'_> {
     pub(crate) fn sync(self) -> Result<(), Failure> {
         self.file.sync_all().map_err(failed("sync the record", &self.path))?;
         match self.shelf.sync_names {
-            SyncNames::WithFile => Ok(()),
+            SyncNames::WithFile | SyncNames::Journal => Ok(()),
             SyncNames::WithDirectory => self.shelf.sync(),
         }
     }
 }
 
-/// What it takes to make the name of a new file durable.
+/// What it takes to make the name of a new file durable, or that it is gone.
 #[derive(Clone, Copy, PartialEq)]
 enum SyncNames {
-    /// ext4, xfs and btrfs commit it together with the file.
+    /// ext4 with a journal commits either together with the file. A removed one, still open, waits for the commit it is
+    /// in; its directory would wait for the next one as well.
+    Journal,
+    /// ext4 without one, xfs and btrfs commit a new name together with the file.
     WithFile,
     /// What POSIX promises.
     WithDirectory,
@@ -162,23 +165,36 @@ impl Shelf {
     /// A few changes in one directory, which its file system keeps in order, and one sync for all of them.
     pub(crate) fn remove(&self, id: &str, points: &Points) -> Result<(), Failure> {
         let (record, image) = (self.record(id), self.image(id));
-        if holds_data(&image) {
+        let found = match File::open(&image) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            found => Some(found.map_err(failed("open the image", &image))?),
+        };
+        let blocks = found.as_ref().map(|file| file.metadata().map(|found| found.blocks())).transpose();
+        if blocks.map_err(failed("inspect the image", &image))?.is_some_and(|blocks| blocks > 0) {
             // Freeing the blocks takes its time, and needs no names: others may go on meanwhile.
             fs::rename(&record, self.gone(id)).map_err(failed("retire the record", &record))?;
             point(points.retired);
             self.remove_remains(id, points)?;
-        } else {
+            return self.sync();
+        }
+        {
             let _alone = self.removal.lock().unwrap_or_else(PoisonError::into_inner);
             let temporary = self.temporary(id);
             remove_file(&temporary).map_err(failed("remove the record", &temporary))?;
             // An empty image without a record is rubbish by itself.
             fs::remove_file(&record).map_err(failed("remove the record", &record))?;
             point(points.retired);
-            if remove_file(&image).map_err(failed("remove the image", &image))? {
+            if found.is_some() {
+                fs::remove_file(&image).map_err(failed("remove the image", &image))?;
                 point(points.image_removed);
             }
         }
-        self.sync()
+        match found {
+            Some(removed) if self.sync_names == SyncNames::Journal => {
+                removed.sync_all().map_err(failed("sync", &self.directory))
+            }
+            _ => self.sync(),
+        }
     }
 
     /// The empty image of an id that has no record yet. What a creation or deletion that was cut short has left of the id
@@ -226,9 +242,23 @@ impl SyncNames {
         const EXT4: u64 = 0xef53;
         const XFS: u64 = 0x5846_5342;
         const BTRFS: u64 = 0x9123_683e;
-        let kind = rustix::fs::statfs(directory)?.f_type as u64;
-        Ok(if [EXT4, XFS, BTRFS].contains(&kind) { SyncNames::WithFile } else { SyncNames::WithDirectory })
+        Ok(match rustix::fs::statfs(directory)?.f_type as u64 {
+            EXT4 if has_journal(directory)? => SyncNames::Journal,
+            EXT4 | XFS | BTRFS => SyncNames::WithFile,
+            _ => SyncNames::WithDirectory,
+        })
     }
+}
+
+/// Whether the ext4 that the directory is on has a journal. Where that cannot be told it has none.
+fn has_journal(directory: &Path) -> io::Result<bool> {
+    let device = fs::metadata(directory)?.dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let Ok(device) = fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")) else { return Ok(false) };
+    let Some(name) = device.file_name() else { return Ok(false) };
+    // The number of the thread that writes the journal, or that there is none.
+    let task = fs::read_to_string(Path::new("/sys/fs/ext4").join(name).join("journal_task"));
+    Ok(task.is_ok_and(|task| task.trim().parse::<u32>().is_ok()))
 }
 
 pub(crate) fn failed(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Failure {

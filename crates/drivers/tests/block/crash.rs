@@ -8,6 +8,7 @@ use std::{
 
 use cleat_csi::{CallError, Client, v1};
 use cleat_drivers::block::{self, Config};
+use cleat_host::filesystem::Format;
 
 use crate::rig::{Rig, Volume, create_request, writer};
 
@@ -162,6 +163,22 @@ async fn what_is_left_of_a_volume_is_in_the_way_of_a_new_one_only_if_somebody_ma
                 volume.delete(&client).await.unwrap();
                 rig.assert_nothing_left("pvc-1");
             }
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_was_answered_survives_a_power_failure() {
+    for options in [&[][..], &["-O", "^has_journal"]] {
+        let rig = Rig::on(Format::Ext4, options, 64 << 20);
+        let client = rig.driver("a").await;
+        for round in 0..3 {
+            let volume = Volume::create(&client, "pvc-1", writer("ext4")).await.unwrap();
+            let found = rig.volumes_after_power_failure();
+            assert!(found.contains(&"pvc-1.json".to_owned()), "{options:?}, round {round}: {found:?}");
+            volume.delete(&client).await.unwrap();
+            let found = rig.volumes_after_power_failure();
+            assert!(found.is_empty(), "{options:?}, round {round}: {found:?}");
         }
     }
 }

@@ -44,15 +44,41 @@ impl Rig {
 
     /// With the pool on an xfs of its own, where files can share blocks.
     pub(crate) fn on_xfs(bytes: u64) -> Rig {
+        Rig::on(Format::Xfs, &[], bytes)
+    }
+
+    /// With the pool on a file system of its own.
+    pub(crate) fn on(format: Format, options: &[&str], bytes: u64) -> Rig {
         let mut rig = Rig::new();
         let (image, at) = (rig.path("disk.img"), rig.path("disk"));
         std::fs::create_dir(&at).unwrap();
         std::fs::File::create(&image).unwrap().set_len(bytes).unwrap();
         let device = loopdev::attach(&image, Access::ReadWrite).unwrap();
         rig.disk = Some((image, at.clone()));
-        filesystem::mkfs(&device.path, Format::Xfs, &[], Over::Blank).unwrap();
-        mount::mount_fs(&device.path, &at, "xfs", &Options::default()).unwrap();
+        let options: Vec<String> = options.iter().map(|&option| option.to_owned()).collect();
+        filesystem::mkfs(&device.path, format, &options, Over::Blank).unwrap();
+        mount::mount_fs(&device.path, &at, format.name(), &Options::default()).unwrap();
         rig
+    }
+
+    /// The files of volumes that would be found if the power failed now. Only for an ext4.
+    pub(crate) fn volumes_after_power_failure(&self) -> Vec<String> {
+        let (disk, _) = self.disk.as_ref().unwrap();
+        let (copy, at) = (self.path("after.img"), self.path("after"));
+        // What is only in memory, and not yet on its way to the disk, is not in the copy.
+        std::fs::copy(disk, &copy).unwrap();
+        std::fs::create_dir_all(&at).unwrap();
+        let device = loopdev::attach(&copy, Access::ReadWrite).unwrap();
+        let found = mount::mount_fs(&device.path, &at, "ext4", &Options::default()).map(|()| {
+            let names = std::fs::read_dir(at.join("pool/volumes"));
+            let names = names.map(|all| all.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect());
+            mount::unmount(&at).unwrap();
+            names
+        });
+        loopdev::detach(&device).unwrap();
+        let mut names: Vec<String> = found.unwrap().unwrap();
+        names.sort();
+        names
     }
 
     pub(crate) fn pool(&self) -> PathBuf {

@@ -109,9 +109,12 @@ impl Provisioner {
                 |v: &PersistentVolume| v.metadata.uid() == uid && v.metadata.has_finalizer(finalizer::PROVISIONER);
             let Some(held) = now.filter(ours) else { return Ok(()) };
             let finalizers = held.metadata.finalizers_without(finalizer::PROVISIONER);
-            match write::set_finalizers_unseen(&self.context.client, &held, &finalizers).await {
+            match write::set_finalizers(&self.context.client, &held, &finalizers).await {
                 Err(error) if error.is_conflict() => now = write::live(&self.context.client, &key).await?,
-                Ok(()) => return Ok(()),
+                Ok(released) => {
+                    self.observed.volumes.observe_write(released);
+                    return Ok(());
+                }
                 Err(error) => return error.absent_is_fine(),
             }
         }
