@@ -43,6 +43,7 @@ const STACK: &[&str] = &[
 ];
 
 const DRIVER: &[&str] = &[
+    "driver:image-begun",
     "driver:recorded",
     "driver:image-created",
     "driver:attached",

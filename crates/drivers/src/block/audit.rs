@@ -3,7 +3,7 @@
 //!
 //! Never removes data that somebody may miss: an image without a record is reported, and removed only if it is empty or was
 //! being deleted. A lock is never stale: it dies with its holder.
-use std::{fmt, os::unix::fs::MetadataExt, path::Path, sync::Arc};
+use std::{fmt, path::Path, sync::Arc};
 
 use cleat_host::loopdev;
 
@@ -15,7 +15,7 @@ use super::{
     record::{Contents, GroupRecord, Record, SnapshotRecord, SnapshotState},
     request::is_id,
     seen::Seen,
-    shelf::{Points, Shelf},
+    shelf::{Found, Points, Shelf, look},
     snapshot, stage,
 };
 
@@ -123,14 +123,14 @@ impl Audit {
     }
 
     fn volume(&mut self, pool: &Pool, id: &str, what: &str) {
-        let record = match pool.peek(id) {
+        // Looked at while nobody is at work on it, or it may be half made.
+        let Ok(Some(alone)) = locks::try_take(pool.volume_lock(id), id) else { return };
+        let record = pool.peek(id);
+        drop(alone);
+        let record = match record {
             Ok(record) => record,
             Err(_) => return self.hopeless(what, "its record is not understood", "restore the record from a backup"),
         };
-        let busy = !matches!(locks::try_take(pool.volume_lock(id), id), Ok(Some(_)));
-        if busy {
-            return;
-        }
         let Some(record) = record else { return self.remains(&pool.volumes, id, what, || pool.sweep(id)) };
         self.temporary(&pool.volumes, id, what, || pool.lock(id).map(drop));
         if record.filling {
@@ -170,19 +170,20 @@ impl Audit {
         if shelf.gone(id).exists() {
             return self.found(what, "its deletion was cut short", "finish it", sweep);
         }
-        match std::fs::metadata(shelf.image(id)) {
-            Ok(found) if found.blocks() > 0 => {
+        match look(&shelf.image(id)) {
+            Ok(Found::Data) => {
                 self.hopeless(
                     what,
                     "an image with data has no record",
                     "restore the record, or remove the image by hand",
                 );
             }
-            Ok(_) => self.found(what, "an empty image has no record", "remove it", sweep),
-            Err(_) if shelf.record(id).exists() => {
+            Ok(Found::Empty) => self.found(what, "an empty image has no record", "remove it", sweep),
+            Ok(Found::Nothing) if shelf.record(id).exists() => {
                 self.found(what, "its record is empty", "remove it, for it was never acknowledged", sweep);
             }
-            Err(_) => self.temporary(shelf, id, what, || Ok(())),
+            Ok(Found::Nothing) => self.temporary(shelf, id, what, || Ok(())),
+            Err(_) => self.hopeless(what, "its image cannot be looked at", "see why the file system refuses"),
         }
     }
 

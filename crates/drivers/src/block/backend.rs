@@ -146,8 +146,12 @@ impl Pool {
 
     /// Removes what a creation or deletion that was cut short has left of a volume that does not exist.
     pub(crate) fn sweep(&self, id: &str) -> Result<(), Failure> {
-        if !is_id(id) || !self.volumes.has_anything(id) {
+        if !is_id(id) {
             return Ok(());
+        }
+        if !self.volumes.has_anything(id) {
+            // Whoever removed it may have died before that was durable.
+            return self.volumes.sync();
         }
         let _volume = self.lock(id)?;
         if self.peek(id)?.is_some() {
@@ -204,20 +208,29 @@ impl Pool {
         match origin {
             Some(origin) => {
                 self.volumes.remove_remains(&id, &POINTS)?;
-                let recorded = self.volumes.write_first(&id, &record)?;
+                self.volumes.sync()?;
+                let recorded = self.volumes.write_first(&id, &record).inspect_err(|_| volume.give_up())?;
                 point("driver:recorded");
                 recorded.sync()?;
                 record = volume.fill_or_remove(record, origin)?;
             }
             None => {
                 let image = self.volumes.new_image(&id, &POINTS)?;
-                let recorded = self.volumes.write_first(&id, &record)?;
-                point("driver:recorded");
+                point("driver:image-begun");
                 // A volume that has no room is not made: its caller may choose another place, and never come back.
-                volume.size_image(&image, 0, &record).inspect_err(|_| volume.give_up())?;
-                // One wait for the disk: most file systems take the image along, and where one does not, whoever needs
-                // the image makes it again.
-                recorded.sync()?;
+                let recorded = self.volumes.write_first(&id, &record).inspect_err(|_| volume.give_up())?;
+                point("driver:recorded");
+                let size = || volume.size_image(&image, 0, &record).inspect_err(|_| volume.give_up());
+                if parameters::is_thick(&record.parameters) {
+                    // Blocks without a record would be taken for data that somebody has lost.
+                    recorded.sync()?;
+                    size()?;
+                } else {
+                    // One wait for the disk: most file systems take the image along, and where one does not, whoever
+                    // needs the image makes it again.
+                    size()?;
+                    recorded.sync()?;
+                }
             }
         }
         point("driver:image-created");
@@ -289,7 +302,12 @@ impl Locked<'_> {
     }
 
     fn give_up(&self) {
-        if let Err(error) = self.pool.volumes.remove(self.id, &POINTS) {
+        let volumes = &self.pool.volumes;
+        let removed = match volumes.record(self.id).exists() {
+            true => volumes.remove(self.id, &POINTS),
+            false => volumes.remove_remains(self.id, &POINTS).and_then(|()| volumes.sync()),
+        };
+        if let Err(error) = removed {
             tracing::warn!(id = self.id, error = &error as &dyn std::error::Error, "a volume half made is left behind");
         }
     }

@@ -4,8 +4,8 @@
 //! - A volume is staged only on a node it is published to, and published to several nodes only if its capability says
 //!   that sharing is safe. Both are checked under the volume's lock, so several processes may serve one pool.
 //! - A device is formatted only if it is blank, or if a durable record says that our own format of it was interrupted.
-//! - After a crash at any point the repeated call completes or cleans up. The record of a volume is written before its
-//!   image is made and removed after it, so an image never exists without one.
+//! - After a crash at any point the repeated call completes or cleans up. A volume exists if its record does; an image
+//!   holds nothing before the record is written, and nothing anybody wants once it is gone.
 //!
 //! # Assumptions
 //! - The pool's file system keeps a rename atomic and honours fsync and flock; a pool shared between machines needs one
@@ -15,7 +15,7 @@
 //! - An administrator who wants several disks mounts or makes each below `pools/` in the pool's directory.
 //!
 //! # Crash points
-//! `driver:recorded`, `driver:image-created`, `driver:deleting`, `driver:image-removed`, `driver:attached` (published to a node),
+//! `driver:image-begun` (no record yet), `driver:recorded`, `driver:image-created`, `driver:deleting`, `driver:image-removed`, `driver:attached` (published to a node),
 //! `driver:detached`, `driver:loop-attached`, `driver:format-recorded`, `driver:formatted`, `driver:staged`,
 //! `driver:published`, `driver:unpublished` (unmounted, target still there), `driver:unstaged-mount` (unmounted, loop
 //! device still there); `driver:filled` (copied from its source, not usable yet), `driver:expansion-recorded`,

@@ -37,19 +37,16 @@ impl Unsynced<'_> {
     pub(crate) fn sync(self) -> Result<(), Failure> {
         self.file.sync_all().map_err(failed("sync the record", &self.path))?;
         match self.shelf.sync_names {
-            SyncNames::WithFile | SyncNames::Journal => Ok(()),
+            SyncNames::WithFile => Ok(()),
             SyncNames::WithDirectory => self.shelf.sync(),
         }
     }
 }
 
-/// What it takes to make the name of a new file durable, or that it is gone.
+/// What it takes to make the name of a new file durable.
 #[derive(Clone, Copy, PartialEq)]
 enum SyncNames {
-    /// ext4 with a journal commits either together with the file. A removed one, still open, waits for the commit it is
-    /// in; its directory would wait for the next one as well.
-    Journal,
-    /// ext4 without one, xfs and btrfs commit a new name together with the file.
+    /// ext4, xfs and btrfs commit it together with the file.
     WithFile,
     /// What POSIX promises.
     WithDirectory,
@@ -165,12 +162,8 @@ impl Shelf {
     /// A few changes in one directory, which its file system keeps in order, and one sync for all of them.
     pub(crate) fn remove(&self, id: &str, points: &Points) -> Result<(), Failure> {
         let (record, image) = (self.record(id), self.image(id));
-        let found = match File::open(&image) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            found => Some(found.map_err(failed("open the image", &image))?),
-        };
-        let blocks = found.as_ref().map(|file| file.metadata().map(|found| found.blocks())).transpose();
-        if blocks.map_err(failed("inspect the image", &image))?.is_some_and(|blocks| blocks > 0) {
+        let found = look(&image)?;
+        if found == Found::Data {
             // Freeing the blocks takes its time, and needs no names: others may go on meanwhile.
             fs::rename(&record, self.gone(id)).map_err(failed("retire the record", &record))?;
             point(points.retired);
@@ -184,17 +177,12 @@ impl Shelf {
             // An empty image without a record is rubbish by itself.
             fs::remove_file(&record).map_err(failed("remove the record", &record))?;
             point(points.retired);
-            if found.is_some() {
+            if found == Found::Empty {
                 fs::remove_file(&image).map_err(failed("remove the image", &image))?;
                 point(points.image_removed);
             }
         }
-        match found {
-            Some(removed) if self.sync_names == SyncNames::Journal => {
-                removed.sync_all().map_err(failed("sync", &self.directory))
-            }
-            _ => self.sync(),
-        }
+        self.sync()
     }
 
     /// The empty image of an id that has no record yet. What a creation or deletion that was cut short has left of the id
@@ -213,13 +201,15 @@ impl Shelf {
             }
         }
         self.remove_remains(id, points)?;
+        // Before the record: it must never come to be that of an image that was to go.
+        self.sync()?;
         fresh().map_err(failed())
     }
 
     /// For an id without a record, or with one that was retired.
     pub(crate) fn remove_remains(&self, id: &str, points: &Points) -> Result<(), Failure> {
         let (image, gone) = (self.image(id), self.gone(id));
-        if holds_data(&image) && !gone.exists() {
+        if look(&image)? == Found::Data && !gone.exists() {
             // No step of ours leaves this behind: somebody has lost a record, and must not lose the data too.
             return Err(Failure::Orphan { path: image });
         }
@@ -242,23 +232,9 @@ impl SyncNames {
         const EXT4: u64 = 0xef53;
         const XFS: u64 = 0x5846_5342;
         const BTRFS: u64 = 0x9123_683e;
-        Ok(match rustix::fs::statfs(directory)?.f_type as u64 {
-            EXT4 if has_journal(directory)? => SyncNames::Journal,
-            EXT4 | XFS | BTRFS => SyncNames::WithFile,
-            _ => SyncNames::WithDirectory,
-        })
+        let kind = rustix::fs::statfs(directory)?.f_type as u64;
+        Ok(if [EXT4, XFS, BTRFS].contains(&kind) { SyncNames::WithFile } else { SyncNames::WithDirectory })
     }
-}
-
-/// Whether the ext4 that the directory is on has a journal. Where that cannot be told it has none.
-fn has_journal(directory: &Path) -> io::Result<bool> {
-    let device = fs::metadata(directory)?.dev();
-    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    let Ok(device) = fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")) else { return Ok(false) };
-    let Some(name) = device.file_name() else { return Ok(false) };
-    // The number of the thread that writes the journal, or that there is none.
-    let task = fs::read_to_string(Path::new("/sys/fs/ext4").join(name).join("journal_task"));
-    Ok(task.is_ok_and(|task| task.trim().parse::<u32>().is_ok()))
 }
 
 pub(crate) fn failed(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Failure {
@@ -279,8 +255,22 @@ fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     options.write(true).mode(0o600).open(path)
 }
 
-fn holds_data(image: &Path) -> bool {
-    fs::metadata(image).is_ok_and(|found| found.blocks() > 0)
+/// What there is of an image.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Found {
+    Nothing,
+    /// Nobody has written to it. Some file systems give a file of no length a block, too.
+    Empty,
+    Data,
+}
+
+pub(crate) fn look(image: &Path) -> Result<Found, Failure> {
+    match fs::metadata(image) {
+        Ok(found) if found.len() > 0 && found.blocks() > 0 => Ok(Found::Data),
+        Ok(_) => Ok(Found::Empty),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Found::Nothing),
+        Err(error) => Err(failed("inspect the image", image)(error)),
+    }
 }
 
 /// Whether there was one. Looks first: removing what is not there would keep everybody else out of the directory.

@@ -69,7 +69,8 @@ async fn die(rig: &Rig, client: &Client) -> Result<(), CallError> {
     volume.delete(client).await
 }
 
-const POINTS: [&str; 13] = [
+const POINTS: [&str; 14] = [
+    "driver:image-begun",
     "driver:recorded",
     "driver:image-created",
     "driver:attached",
@@ -114,7 +115,9 @@ async fn a_volume_given_up_after_a_kill_at_any_point_leaves_nothing() {
 
 #[tokio::test]
 async fn a_volume_never_used_is_removed_or_made_again_after_a_kill_at_any_point() {
-    for point in ["driver:recorded", "driver:image-created", "driver:deleting", "driver:image-removed"] {
+    for point in
+        ["driver:image-begun", "driver:recorded", "driver:image-created", "driver:deleting", "driver:image-removed"]
+    {
         for again in [false, true] {
             let rig = Rig::new();
             let (mut child, client) = start(&rig, point).await;
@@ -180,6 +183,28 @@ async fn what_was_answered_survives_a_power_failure() {
             let found = rig.volumes_after_power_failure();
             assert!(found.is_empty(), "{options:?}, round {round}: {found:?}");
         }
+    }
+}
+
+#[tokio::test]
+async fn a_volume_whose_files_find_no_room_leaves_none() {
+    let rig = Rig::on(Format::Ext4, &["-N", "128"], 64 << 20);
+    let client = rig.driver("a").await;
+    let filler = |n: usize| rig.pool().join(format!("filler-{n}"));
+    // A lock, an image and a record: each of them may be the one too many.
+    for left in 0..3 {
+        let mut fillers = 0;
+        while rustix::fs::statvfs(&rig.pool()).unwrap().f_ffree > left {
+            fs::write(filler(fillers), "").unwrap();
+            fillers += 1;
+        }
+        let id = format!("pvc-{left}");
+        Volume::create(&client, &id, writer("ext4")).await.map(drop).expect_err(&id);
+        let names = fs::read_dir(rig.pool().join("volumes")).unwrap().map(|entry| entry.unwrap().file_name());
+        assert_eq!(names.collect::<Vec<_>>(), [""; 0], "{left} left");
+        (0..fillers).for_each(|n| fs::remove_file(filler(n)).unwrap());
+        let volume = Volume::create(&client, &id, writer("ext4")).await.expect(&id);
+        volume.delete(&client).await.unwrap();
     }
 }
 
