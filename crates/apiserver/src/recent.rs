@@ -9,6 +9,8 @@ use parking_lot::Mutex;
 use crate::kind::Object;
 
 const PLACES: usize = 2048;
+/// The text of what is kept is no longer than this: the rest is not worth its memory.
+const LONGEST: usize = 8 << 10;
 
 type Place = Mutex<Option<(Revision, Arc<dyn Object>)>>;
 
@@ -26,8 +28,11 @@ impl Recent {
         &self.0[revision as usize % PLACES]
     }
 
-    pub(crate) fn keep(&self, revision: Revision, object: Arc<dyn Object>) {
-        *self.place(revision).lock() = Some((revision, object));
+    /// With the length of its text.
+    pub(crate) fn keep(&self, revision: Revision, length: usize, object: Arc<dyn Object>) {
+        if length <= LONGEST {
+            *self.place(revision).lock() = Some((revision, object));
+        }
     }
 
     pub(crate) fn take(&self, revision: Revision) -> Option<Arc<dyn Object>> {
@@ -46,12 +51,14 @@ mod tests {
     fn an_object_is_there_for_one_change_of_its_own_revision() {
         let recent = Recent::default();
         let object = || -> Arc<dyn Object> { Arc::new(ConfigMap::default()) };
-        recent.keep(7, object());
+        recent.keep(7, LONGEST + 1, object());
+        assert!(recent.take(7).is_none(), "it is too large");
+        recent.keep(7, 1, object());
         assert!(recent.take(7 + PLACES as u64).is_none() && recent.take(8).is_none());
         assert!(recent.take(7).is_some());
         assert!(recent.take(7).is_none());
-        recent.keep(7, object());
-        recent.keep(7 + PLACES as u64, object());
+        recent.keep(7, 1, object());
+        recent.keep(7 + PLACES as u64, 1, object());
         assert!(recent.take(7).is_none(), "it has made room");
     }
 

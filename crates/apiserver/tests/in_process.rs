@@ -444,38 +444,96 @@ async fn an_object_that_is_handed_over_is_worth_its_text() {
     let direct = server.direct("system:cleat:provisioner");
     let binder = server.direct("system:cleat:binder");
     let volumes: Api<PersistentVolume> = Api::all(server.client("test"));
-    let mut seen = Vec::new();
-    // What a text of that shape comes to is learned from the first one.
-    for (name, handed) in [("first", true), ("text", false), ("object", true)] {
-        let (sent, bind) = (Sent { direct: &*direct, handed }, Sent { direct: &*binder, handed });
-        let path = format!("/api/v1/persistentvolumes/{name}");
-        let mut wanted = fresh(build::volume("v", "slow", "1Gi"));
-        wanted.metadata.name = Some(name.into());
-        // Says nothing, and is not kept.
-        wanted.spec.get_or_insert_default().persistent_volume_reclaim_policy = Some(String::new());
-        let made = sent.write(http::Method::POST, "/api/v1/persistentvolumes", &wanted).await;
-        assert_eq!(made.spec.as_ref().unwrap().persistent_volume_reclaim_policy.as_deref(), Some("Retain"), "{name}");
-        let mut changed = made.clone();
-        changed.spec.get_or_insert_default().mount_options = Some(vec!["ro".into()]);
-        let changed = bind.write(http::Method::PUT, &path, &changed).await;
-        let mut marked = changed.clone();
-        marked.status.get_or_insert_default().phase = Some("Available".into());
-        let marked = bind.write(http::Method::PUT, &format!("{path}/status"), &marked).await;
-        let patch = serde_json::json!({ "metadata": { "finalizers": ["example.com/a"] } });
-        let patch = serde_json::to_vec(&patch).unwrap();
-        let handed = cleat_api::Handed::wanted::<PersistentVolume>();
-        let media = "application/merge-patch+json";
-        let held = sent.send(http::Method::PATCH, &path, media, patch, handed).await;
-        let stored = volumes.get(name).await.unwrap();
-        assert_eq!(
-            (held.metadata.resource_version.as_ref(), &held.spec, &held.status, &held.metadata.finalizers),
-            (stored.metadata.resource_version.as_ref(), &stored.spec, &stored.status, &stored.metadata.finalizers),
-            "{name}: the answer is what is stored"
-        );
-        seen.push([made, changed, marked, held, stored].map(common));
+    // What a text of that shape comes to is learned from the first one. What says nothing is not kept.
+    for zero in [None, Some(String::new())] {
+        let mut seen = Vec::new();
+        for (name, handed) in [("first", true), ("text", false), ("object", true)] {
+            let (sent, bind) = (Sent { direct: &*direct, handed }, Sent { direct: &*binder, handed });
+            let path = format!("/api/v1/persistentvolumes/{name}");
+            let mut wanted = fresh(build::volume("v", "slow", "1Gi"));
+            wanted.metadata.name = Some(name.into());
+            wanted.spec.get_or_insert_default().persistent_volume_reclaim_policy = zero.clone();
+            let made = sent.write(http::Method::POST, "/api/v1/persistentvolumes", &wanted).await;
+            assert_eq!(
+                made.spec.as_ref().unwrap().persistent_volume_reclaim_policy.as_deref(),
+                Some("Retain"),
+                "{name}"
+            );
+            let mut changed = made.clone();
+            changed.spec.get_or_insert_default().mount_options = Some(vec!["ro".into()]);
+            let changed = bind.write(http::Method::PUT, &path, &changed).await;
+            let mut marked = changed.clone();
+            marked.status.get_or_insert_default().phase = Some("Available".into());
+            let marked = bind.write(http::Method::PUT, &format!("{path}/status"), &marked).await;
+            let patch = serde_json::json!({ "metadata": { "finalizers": ["example.com/a"] } });
+            let patch = serde_json::to_vec(&patch).unwrap();
+            let handed = cleat_api::Handed::wanted::<PersistentVolume>();
+            let media = "application/merge-patch+json";
+            let held = sent.send(http::Method::PATCH, &path, media, patch, handed).await;
+            let stored = volumes.get(name).await.unwrap();
+            assert_eq!(
+                (held.metadata.resource_version.as_ref(), &held.spec, &held.status, &held.metadata.finalizers),
+                (stored.metadata.resource_version.as_ref(), &stored.spec, &stored.status, &stored.metadata.finalizers),
+                "{name}: the answer is what is stored"
+            );
+            seen.push([made, changed, marked, held, stored].map(common));
+            // The last finalizer takes the object along.
+            volumes.delete(name, &DeleteParams::default()).await.unwrap();
+            let patch = serde_json::to_vec(&serde_json::json!({ "metadata": { "finalizers": [] } })).unwrap();
+            let handed = cleat_api::Handed::wanted::<PersistentVolume>();
+            sent.send(http::Method::PATCH, &path, media, patch, handed).await;
+            assert!(volumes.get_opt(name).await.unwrap().is_none());
+        }
+        assert_eq!(seen[0], seen[1]);
+        assert_eq!(seen[2], seen[1]);
     }
-    assert_eq!(seen[0], seen[1]);
-    assert_eq!(seen[2], seen[1]);
+}
+
+#[tokio::test]
+async fn an_object_that_is_handed_over_is_there_when_somebody_else_was_first() {
+    let (_dir, server) = server().await;
+    let direct = server.direct("system:cleat:binder");
+    let volumes: Api<PersistentVolume> = Api::all(server.client("test"));
+    volumes.create(&PostParams::default(), &fresh(build::volume("v", "slow", "1Gi"))).await.unwrap();
+    let made = volumes.get("v").await.unwrap();
+    // Without a version each is to win, however often it has to be tried.
+    let all = (0..32).map(|n| {
+        let mut volume = made.clone();
+        (volume.metadata.resource_version, volume.metadata.managed_fields) = (None, None);
+        volume.metadata.labels = Some([("n".to_owned(), n.to_string())].into());
+        if n % 2 == 0 {
+            // Owners are for those who know them to send.
+            volume.metadata.managed_fields = made.metadata.managed_fields.clone();
+        }
+        let handed = cleat_api::Handed::object(Box::new(volume));
+        let request = http::Request::put("/api/v1/persistentvolumes/v").extension(handed);
+        tokio::spawn(direct(request.body(bytes::Bytes::new()).unwrap()))
+    });
+    for answer in futures::future::join_all(all).await {
+        let answer = answer.unwrap();
+        assert_eq!(answer.status(), 200, "{}", String::from_utf8_lossy(answer.body()));
+    }
+    assert!(volumes.get("v").await.unwrap().metadata.managed_fields.is_some_and(|owners| !owners.is_empty()));
+}
+
+#[tokio::test]
+async fn no_version_is_stored_with_an_object() {
+    let (_dir, server) = server().await;
+    let client = server.client("test");
+    let attachments: Api<VolumeAttachment> = Api::all(client.clone());
+    let attachment = json!({ "metadata": { "name": "a" }, "spec": { "attacher": "d", "nodeName": "n",
+        "source": { "persistentVolumeName": "v" } } });
+    let attachment = serde_json::from_value(attachment).unwrap();
+    attachments.create(&PostParams::default(), &attachment).await.unwrap();
+    for attached in [true, false, true] {
+        let patch = Patch::Merge(json!({ "status": { "attached": attached } }));
+        let said = attachments.patch_status("a", &PatchParams::default(), &patch).await.unwrap();
+        let request = http::Request::get("/apis/storage.k8s.io/v1/volumeattachments/a").body(Vec::new()).unwrap();
+        let text = client.request_text(request).await.unwrap();
+        let version = format!(r#""resourceVersion":"{}""#, said.metadata.resource_version.unwrap());
+        assert!(text.contains(&version), "{text}");
+        assert_eq!(text.matches("resourceVersion").count(), 1);
+    }
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use http_body_util::BodyExt as _;
 use kube::client::Body;
 
 /// Asks a server in this process, and brings its whole answer. It is called on the task that waits for the answer, and
-/// dropped with it. A request with a [`Handed`](cleat_api::Handed) may be answered with one instead of a text.
+/// dropped with it. A request with a [`Handed`](cleat_api::Handed) may be answered with an [`Answer`](cleat_api::Answer).
 pub type Call = dyn Fn(Request<Bytes>) -> BoxFuture<'static, Response<Bytes>> + Send + Sync;
 
 /// Whoever brings a request to a server and the whole answer back.

@@ -242,8 +242,14 @@ async fn delete_with<K: Reachable>(
         let request = requests::<K>(key.namespace.as_deref()).delete(&key.name, &params);
         wire::exchange_unless_status(client, built(request)?).await
     };
+    // A server may also show what it has removed.
+    let is_held = |object: &Arc<K>| {
+        let meta = object.meta();
+        let graced = meta.deletion_grace_period_seconds.is_some_and(|seconds| seconds > 0);
+        meta.deletion_timestamp.is_some() && (graced || meta.finalizers.as_ref().is_some_and(|f| !f.is_empty()))
+    };
     match deleted.await.map_err(failed::<K>("delete", &key)) {
-        Ok(held) => Ok(held),
+        Ok(held) => Ok(held.filter(is_held)),
         Err(error) => error.absent_is_fine().map(|()| None),
     }
 }

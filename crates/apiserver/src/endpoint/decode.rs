@@ -8,6 +8,7 @@ use super::At;
 use crate::error::{ApiError, GroupKind};
 use crate::field::FieldError;
 use crate::http::Call;
+use crate::http::body::REQUEST_LIMIT;
 use crate::http::query::FieldValidation;
 use crate::kind::{Kind, Object, Source};
 use crate::meta;
@@ -46,6 +47,9 @@ pub(crate) fn body(call: &Call, kind: &dyn Kind, validation: FieldValidation) ->
             object.meta().managed_fields.is_none() && Outline::of(Origin::Body, &text).known(kind) == Some(false);
         (plain.then(|| Sent { object, warnings: Vec::new(), text: Some(text.clone()) }), text)
     });
+    if call.text().len() > REQUEST_LIMIT {
+        return Err(ApiError::TooLarge { limit: REQUEST_LIMIT });
+    }
     if let Some(sent) = adopted.flatten() {
         return Ok(sent);
     }

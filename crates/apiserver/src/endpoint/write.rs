@@ -46,17 +46,18 @@ pub(crate) struct Written {
 }
 
 impl Written {
-    /// What was not written now.
+    /// What is not to be found by anybody.
     pub(super) fn shown(stored: Stored, mut object: Box<dyn Object>) -> Self {
         object.meta_mut().resource_version = (stored.revision > 0).then(|| stored.revision.to_string());
         Self { stored, object: object.into() }
     }
 
-    /// What was written now; whoever changes it next finds it.
+    /// What is stored now; whoever changes it next finds it.
     pub(super) fn now(api: &Api, kind: &dyn Kind, stored: Stored, object: Box<dyn Object>) -> Self {
         let written = Self::shown(stored, object);
         if kind.is_kept() {
-            api.recent.keep(written.stored.revision, written.object.clone());
+            let Stored { value, revision } = &written.stored;
+            api.recent.keep(*revision, value.len(), written.object.clone());
         }
         written
     }

@@ -12,7 +12,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 
 use crate::error::ApiError;
 
-const REQUEST_LIMIT: usize = 3 << 20;
+pub(crate) const REQUEST_LIMIT: usize = 3 << 20;
 
 /// A response body: whole, or produced as it is read.
 pub(crate) enum ApiBody {

@@ -27,7 +27,7 @@ impl Strategy for Nodes {
 
     fn default(node: &mut Node) {
         let spec = node.spec.get_or_insert_default();
-        if let (Some(range), None) = (&spec.pod_cidr, &spec.pod_cidrs) {
+        if let (Some(range), None) = (spec.pod_cidr.as_ref().filter(|range| !range.is_empty()), &spec.pod_cidrs) {
             spec.pod_cidrs = Some(vec![range.clone()]);
         }
         let status = node.status.get_or_insert_default();

@@ -56,6 +56,10 @@ impl Strategy for Volumes {
         new.spec = old.spec.clone();
         let before = old.status.clone().unwrap_or_default();
         let status = new.status.get_or_insert_default();
+        // It is stored in whole seconds, and compared in them.
+        let sent =
+            status.last_phase_transition_time.as_ref().and_then(|t| Timestamp::from_second(t.0.as_second()).ok());
+        status.last_phase_transition_time = sent.map(Time);
         let untouched = status.last_phase_transition_time.is_none()
             || status.last_phase_transition_time == before.last_phase_transition_time;
         if untouched {

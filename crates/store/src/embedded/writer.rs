@@ -68,7 +68,7 @@ fn write(disk: &mut Disk, shared: &Shared, statistics: &Statistics, batch: Vec<R
                 // The requester may have stopped waiting; the write stands.
                 let _ = reply.send(result);
             }
-            // Last: whoever wrote and watches knows of the write before the watch brings it.
+            // Last: whoever writes and watches need not read from the watch what the answer brings, in most cases.
             watchers.into_iter().for_each(Waker::wake);
         }
         Err(error) => {

@@ -26,9 +26,10 @@ pub(super) fn spec(spec: &mut PodSpec) {
     spec.security_context.get_or_insert_default();
     spec.scheduler_name.get_or_insert_with(|| "default-scheduler".into());
     // The older of the two names is kept equal to the newer.
-    match (&spec.service_account_name, &spec.service_account) {
-        (Some(name), _) => spec.service_account = Some(name.clone()),
-        (None, Some(name)) => spec.service_account_name = Some(name.clone()),
+    let said = |name: &Option<String>| name.clone().filter(|name| !name.is_empty());
+    match (said(&spec.service_account_name), said(&spec.service_account)) {
+        (Some(name), _) => spec.service_account = Some(name),
+        (None, Some(name)) => spec.service_account_name = Some(name),
         (None, None) => {}
     }
     for one in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
