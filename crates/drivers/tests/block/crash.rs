@@ -194,7 +194,7 @@ async fn a_volume_whose_files_find_no_room_leaves_none() {
     // A lock, an image and a record: each of them may be the one too many.
     for left in 0..3 {
         let mut fillers = 0;
-        while rustix::fs::statvfs(&rig.pool()).unwrap().f_ffree > left {
+        while rustix::fs::statvfs(rig.pool()).unwrap().f_ffree > left {
             fs::write(filler(fillers), "").unwrap();
             fillers += 1;
         }
