@@ -34,6 +34,10 @@ impl Publisher {
             }
             // Before the list: an attachment that changes meanwhile is compared with what came after it.
             let seen = self.observed.attachments_of(&self.driver, &self.options);
+            if seen.is_empty() {
+                // A list of thousands of volumes would be compared with nothing.
+                continue;
+            }
             match self.published().await {
                 Ok(published) => {
                     for name in disputed(&seen, &published) {
