@@ -39,6 +39,7 @@ async fn run() {
     let storms = sizes("CLEAT_BENCH_STORMS", &[1_000, 10_000, 50_000]);
     let pairs = sizes("CLEAT_BENCH_PAIRS", &[10_000]);
     let bench = Bench::start().await;
+    tokio::time::sleep(REST).await;
     let idle = Usage::now();
     println!("idle: {} MiB of this process, {} MiB with the drivers\n", idle.own_mib, idle.all_mib);
     bench.one_at_a_time().await;
