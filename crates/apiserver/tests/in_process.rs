@@ -517,6 +517,18 @@ async fn an_object_that_is_handed_over_is_there_when_somebody_else_was_first() {
 }
 
 #[tokio::test]
+async fn an_object_that_is_handed_over_is_no_larger_than_a_body() {
+    let (_dir, server) = server().await;
+    let direct = server.direct("system:cleat:provisioner");
+    let mut volume = fresh(build::volume("v", "slow", "1Gi"));
+    volume.metadata.annotations = Some([("a".to_owned(), "x".repeat(4 << 20))].into());
+    let request = http::Request::post("/api/v1/persistentvolumes");
+    let request = request.extension(cleat_api::Handed::object(Box::new(volume)));
+    let answer = direct(request.body(bytes::Bytes::new()).unwrap()).await;
+    assert_eq!(answer.status(), 413, "{}", String::from_utf8_lossy(answer.body()));
+}
+
+#[tokio::test]
 async fn no_version_is_stored_with_an_object() {
     let (_dir, server) = server().await;
     let client = server.client("test");

@@ -39,8 +39,7 @@ async fn run() {
     let storms = sizes("CLEAT_BENCH_STORMS", &[1_000, 10_000, 50_000]);
     let pairs = sizes("CLEAT_BENCH_PAIRS", &[10_000]);
     let bench = Bench::start().await;
-    tokio::time::sleep(REST).await;
-    let idle = Usage::now();
+    let idle = Usage::at_rest().await;
     println!("idle: {} MiB of this process, {} MiB with the drivers\n", idle.own_mib, idle.all_mib);
     bench.one_at_a_time().await;
     println!("| step | total | rate | CPU per object | RSS with drivers |\n|---|---|---|---|---|");
@@ -344,9 +343,7 @@ impl Step {
 
     async fn end(self) {
         let (took, usage) = (self.begun.elapsed().as_secs_f64(), Usage::now());
-        // Memory is that of a stack at rest.
-        tokio::time::sleep(REST).await;
-        let all_mib = Usage::now().all_mib;
+        let all_mib = Usage::at_rest().await.all_mib;
         let cpu = usage.cpu.saturating_sub(self.cpu).as_secs_f64();
         let count = self.count as f64;
         println!(
@@ -367,6 +364,12 @@ struct Usage {
 }
 
 impl Usage {
+    /// Memory is that of a stack that has had nothing to do for a while.
+    async fn at_rest() -> Self {
+        tokio::time::sleep(REST).await;
+        Self::now()
+    }
+
     fn now() -> Self {
         let own = std::process::id();
         let children: Vec<u32> = std::fs::read_dir(format!("/proc/{own}/task"))

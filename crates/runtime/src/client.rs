@@ -141,6 +141,24 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_a_server_has_removed_is_not_held() {
+        let held = r#""deletionTimestamp":"2026-01-01T00:00:00Z","#;
+        for (case, metadata, is_held) in [
+            ("shown as it was", String::new(), false),
+            ("shown with the mark", format!("{held}\"deletionGracePeriodSeconds\":0,"), false),
+            ("held by somebody", format!("{held}\"finalizers\":[\"a/b\"],"), true),
+            ("given time", format!("{held}\"deletionGracePeriodSeconds\":30,"), true),
+        ] {
+            let text = format!(r#"{{"kind":"ConfigMap","metadata":{{{metadata}"name":"m","namespace":"s"}}}}"#);
+            let map: ConfigMap = serde_json::from_str(&text).unwrap();
+            let call = move |_: Request<Bytes>| Response::new(Bytes::from(text.clone()));
+            let client = Client::direct(through_kube(), Arc::new(move |r| Box::pin(std::future::ready(call(r)))));
+            let left = write::delete(&client, &map).await.unwrap();
+            assert_eq!(left.is_some(), is_held, "{case}");
+        }
+    }
+
+    #[tokio::test]
     async fn who_asks_again_and_again_lets_others_run() {
         static ASKED: AtomicUsize = AtomicUsize::new(0);
         const TIMES: usize = 10_000;

@@ -43,11 +43,7 @@ pub(crate) async fn exchange_unless_status<T: Sent>(
         #[serde(borrow)]
         kind: Option<Cow<'a, str>>,
     }
-    let mut request = request.map(Bytes::from);
-    if client.is_near() {
-        request.extensions_mut().insert(Handed::wanted::<T>());
-    }
-    let response = answer(client, request).await?;
+    let response = answer(client, with_object::<T>(client, request, None)).await?;
     if let Some(object) = handed(&response) {
         return Ok(Some(object));
     }
@@ -97,9 +93,9 @@ fn handed<T: Sent>(response: &http::Response<Bytes>) -> Option<Arc<T>> {
 pub(crate) async fn submit<T: Sent>(
     client: &dyn Carrier,
     request: http::Request<Vec<u8>>,
-    sent: Option<&T>,
+    sent: &T,
 ) -> kube::Result<()> {
-    answer(client, with_object(client, request, sent)).await.map(drop)
+    answer(client, with_object(client, request, Some(sent))).await.map(drop)
 }
 
 fn with_object<T: Sent>(

@@ -144,7 +144,7 @@ pub async fn create<K: Reachable>(client: &dyn Carrier, object: &K) -> Result<Ar
 /// The same for a caller who does not look at what the server made of it.
 pub async fn create_unseen<K: Reachable>(client: &dyn Carrier, object: &K) -> Result<(), WriteError> {
     let key = Key::of(object.meta());
-    let made = async { wire::submit(client, creation(client, &key, object)?, Some(object)).await };
+    let made = async { wire::submit(client, creation(client, &key, object)?, object).await };
     made.await.map_err(failed::<K>("create", &key))
 }
 
@@ -193,30 +193,10 @@ pub async fn set_finalizers<K: Reachable>(
     object: &K,
     finalizers: &[String],
 ) -> Result<Arc<K>, WriteError> {
-    let patch = finalizers_patch(object, finalizers);
-    merge(client, Part::Whole, &Key::of(object.meta()), &patch).await
-}
-
-/// The same for a caller who does not look at what the server made of it.
-pub async fn set_finalizers_unseen<K: Reachable>(
-    client: &dyn Carrier,
-    object: &K,
-    finalizers: &[String],
-) -> Result<(), WriteError> {
-    let key = Key::of(object.meta());
-    let written = async {
-        let patch = finalizers_patch(object, finalizers);
-        let requests = requests::<K>(key.namespace.as_deref());
-        let request = requests.patch(&key.name, &PatchParams::default(), &Patch::Merge(&patch));
-        wire::submit::<K>(client, built(request)?, None).await
-    };
-    written.await.map_err(failed::<K>("patch", &key))
-}
-
-fn finalizers_patch<K: Reachable>(object: &K, finalizers: &[String]) -> serde_json::Value {
-    serde_json::json!({
+    let patch = serde_json::json!({
         "metadata": { "resourceVersion": object.meta().resource_version, "finalizers": finalizers }
-    })
+    });
+    merge(client, Part::Whole, &Key::of(object.meta()), &patch).await
 }
 
 /// Deletes exactly this object; one of the same name with another uid is left alone. Absent is fine. Returns the

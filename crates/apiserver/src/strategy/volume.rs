@@ -349,6 +349,30 @@ mod tests {
     }
 
     #[test]
+    fn a_time_is_the_one_before_if_its_second_is() {
+        let at = |text: &str, phase: &str| {
+            let mut volume = volume(json!({}));
+            let status = json!({ "phase": phase, "lastPhaseTransitionTime": text });
+            volume.status = serde_json::from_value(status).unwrap();
+            volume
+        };
+        let now = "2026-01-01T00:00:09Z";
+        for (case, old, sent, want) in [
+            ("sent back as it is shown", "2026-01-01T00:00:05.5Z", "2026-01-01T00:00:05Z", now),
+            ("sent back with more", "2026-01-01T00:00:05Z", "2026-01-01T00:00:05.5Z", now),
+            ("the client's own", "2026-01-01T00:00:05Z", "2026-01-01T00:00:06.5Z", "2026-01-01T00:00:06Z"),
+        ] {
+            let mut old = at(old, "Available");
+            // As it is stored.
+            Volumes::prepare_status(&mut old, &volume(json!({})), now.parse().unwrap());
+            let mut new = at(sent, "Bound");
+            Volumes::prepare_status(&mut new, &old, now.parse().unwrap());
+            let time = new.status.unwrap().last_phase_transition_time.unwrap();
+            assert_eq!(time.0, want.parse().unwrap(), "{case}");
+        }
+    }
+
+    #[test]
     fn invalid_volumes_name_the_field() {
         for (case, change, field) in [
             ("no source", json!({ "csi": null }), "spec"),

@@ -43,8 +43,8 @@ impl Protector {
                 claim.metadata.finalizers_without(finalizer::PVC_PROTECTION)
             }
         };
-        let written = write::set_finalizers_unseen(&self.context.client, claim, &finalizers).await;
-        written.or_else(WriteError::absent_is_fine)?;
+        let written = write::set_finalizers(&self.context.client, claim, &finalizers).await;
+        written.map(drop).or_else(WriteError::absent_is_fine)?;
         Ok(Outcome::Done)
     }
 
@@ -70,8 +70,8 @@ impl Protector {
             Decision::Protect => volume.metadata.finalizers_with(finalizer::PV_PROTECTION),
             Decision::LetGo => volume.metadata.finalizers_without(finalizer::PV_PROTECTION),
         };
-        let written = write::set_finalizers_unseen(&self.context.client, volume, &finalizers).await;
-        written.or_else(WriteError::absent_is_fine)
+        let written = write::set_finalizers(&self.context.client, volume, &finalizers).await;
+        written.map(drop).or_else(WriteError::absent_is_fine)
     }
 
     pub(super) async fn settle_attributes(
@@ -98,7 +98,7 @@ impl Protector {
                 class.metadata.finalizers_without(finalizer::VAC_PROTECTION)
             }
         };
-        let written = write::set_finalizers_unseen(&self.context.client, class, &finalizers).await;
-        written.or_else(WriteError::absent_is_fine)
+        let written = write::set_finalizers(&self.context.client, class, &finalizers).await;
+        written.map(drop).or_else(WriteError::absent_is_fine)
     }
 }

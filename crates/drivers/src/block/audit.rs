@@ -210,7 +210,7 @@ impl Audit {
             work(&pool.snapshots)
         };
         let Some(record) = record else {
-            let sweep = || locked(&|shelf| shelf.remove_remains(id, &POINTS).and_then(|()| shelf.sync()));
+            let sweep = || locked(&|shelf| shelf.clear(id, &POINTS));
             return self.remains(&pool.snapshots, id, what, sweep);
         };
         match record.state {

@@ -146,20 +146,15 @@ impl Pool {
 
     /// Removes what a creation or deletion that was cut short has left of a volume that does not exist.
     pub(crate) fn sweep(&self, id: &str) -> Result<(), Failure> {
-        if !is_id(id) {
+        if !is_id(id) || self.volumes.is_gone(id)? {
             return Ok(());
-        }
-        if !self.volumes.has_anything(id) {
-            // Whoever removed it may have died before that was durable.
-            return self.volumes.sync();
         }
         let _volume = self.lock(id)?;
         if self.peek(id)?.is_some() {
             // Created in the meantime.
             return Ok(());
         }
-        self.volumes.remove_remains(id, &POINTS)?;
-        self.volumes.sync()
+        self.volumes.clear(id, &POINTS)
     }
 
     pub(crate) fn must_exist<'a>(&'a self, id: &'a str) -> Result<(Locked<'a>, Record), Failure> {
@@ -207,8 +202,7 @@ impl Pool {
         };
         match origin {
             Some(origin) => {
-                self.volumes.remove_remains(&id, &POINTS)?;
-                self.volumes.sync()?;
+                self.volumes.clear(&id, &POINTS)?;
                 let recorded = self.volumes.write_first(&id, &record).inspect_err(|_| volume.give_up())?;
                 point("driver:recorded");
                 recorded.sync()?;
@@ -305,7 +299,7 @@ impl Locked<'_> {
         let volumes = &self.pool.volumes;
         let removed = match volumes.record(self.id).exists() {
             true => volumes.remove(self.id, &POINTS),
-            false => volumes.remove_remains(self.id, &POINTS).and_then(|()| volumes.sync()),
+            false => volumes.clear(self.id, &POINTS),
         };
         if let Err(error) = removed {
             tracing::warn!(id = self.id, error = &error as &dyn std::error::Error, "a volume half made is left behind");

@@ -134,12 +134,12 @@ fn cut_all(id: &str, members: &mut [Member<'_>], group: &mut GroupRecord) -> Res
 }
 
 fn delete(pools: &Pools, id: &str, snapshots: &BTreeSet<String>) -> Result<(), Failure> {
-    if !is_id(id) || !pools.groups.has_anything(id) {
+    if !is_id(id) || pools.groups.is_gone(id)? {
         return Ok(());
     }
     let _lock = locks::take([(pools.named(None)?.group_lock(id), Hold::Exclusive)], id)?;
     let Some(group) = pools.groups.read::<GroupRecord>(id)? else {
-        return pools.groups.remove_remains(id, &POINTS);
+        return pools.groups.clear(id, &POINTS);
     };
     same_members(id, &group, snapshots)?;
     for member in group.members.values() {

@@ -154,9 +154,13 @@ impl Shelf {
         Ok(names)
     }
 
-    /// Whether there is anything of this id, be it a record or what is left of one.
-    pub(crate) fn has_anything(&self, id: &str) -> bool {
-        [self.record(id), self.gone(id), self.image(id)].iter().any(|path| path.exists())
+    /// Whether there is nothing of this id, neither a record nor what is left of one.
+    pub(crate) fn is_gone(&self, id: &str) -> Result<bool, Failure> {
+        if [self.record(id), self.gone(id), self.image(id)].iter().any(|path| path.exists()) {
+            return Ok(false);
+        }
+        // Whoever removed it may have died before that was durable.
+        self.sync().map(|()| true)
     }
 
     /// A few changes in one directory, which its file system keeps in order, and one sync for all of them.
@@ -200,26 +204,31 @@ impl Shelf {
                 }
             }
         }
-        self.remove_remains(id, points)?;
-        // Before the record: it must never come to be that of an image that was to go.
-        self.sync()?;
+        // Durably: the new record must never come to be that of an image that was to go.
+        self.clear(id, points)?;
         fresh().map_err(failed())
     }
 
-    /// For an id without a record, or with one that was retired.
-    pub(crate) fn remove_remains(&self, id: &str, points: &Points) -> Result<(), Failure> {
+    /// Removes what is left of an id that has no record. That is durable when it returns.
+    pub(crate) fn clear(&self, id: &str, points: &Points) -> Result<(), Failure> {
+        if self.remove_remains(id, points)? { self.sync() } else { Ok(()) }
+    }
+
+    /// For an id without a record, or with one that was retired. Whether there was anything.
+    fn remove_remains(&self, id: &str, points: &Points) -> Result<bool, Failure> {
         let (image, gone) = (self.image(id), self.gone(id));
         if look(&image)? == Found::Data && !gone.exists() {
             // No step of ours leaves this behind: somebody has lost a record, and must not lose the data too.
             return Err(Failure::Orphan { path: image });
         }
-        if remove_file(&image).map_err(failed("remove the image", &image))? {
+        let mut removed = remove_file(&image).map_err(failed("remove the image", &image))?;
+        if removed {
             point(points.image_removed);
         }
         for path in [self.temporary(id), self.record(id), gone] {
-            remove_file(&path).map_err(failed("remove the record", &path))?;
+            removed |= remove_file(&path).map_err(failed("remove the record", &path))?;
         }
-        Ok(())
+        Ok(removed)
     }
 
     pub(crate) fn sync(&self) -> Result<(), Failure> {

@@ -103,7 +103,7 @@ impl Job {
                 SnapshotState::Copying { unchanged } => return self.resume(existing, unchanged),
                 SnapshotState::Cutting => {}
             },
-            None => pool.snapshots.remove_remains(id, &POINTS)?,
+            None => pool.snapshots.clear(id, &POINTS)?,
         }
         cut::release(pool, volume)?;
         let record = usable(pool, volume)?;
@@ -227,7 +227,7 @@ pub(crate) fn draft(name: &str, source: &str, record: &Record, group: Option<&st
 /// Idempotent. A member of a group goes only with its group.
 pub(crate) fn delete(pools: &Pools, outer: &str, group: Option<&str>) -> Result<(), Failure> {
     let (pool, id) = pools.of(outer)?;
-    if !is_id(id) || !pool.snapshots.has_anything(id) {
+    if !is_id(id) || pool.snapshots.is_gone(id)? {
         return Ok(());
     }
     let _lock = locks::take([(pool.snapshot_lock(id), Hold::Exclusive)], id)?;
@@ -236,10 +236,7 @@ pub(crate) fn delete(pools: &Pools, outer: &str, group: Option<&str>) -> Result<
             Err(Failure::InGroup { id: outer.to_owned(), group: record.group.unwrap_or_default() })
         }
         Some(_) => pool.snapshots.remove(id, &POINTS),
-        None => {
-            pool.snapshots.remove_remains(id, &POINTS)?;
-            pool.snapshots.sync()
-        }
+        None => pool.snapshots.clear(id, &POINTS),
     }
 }
 
