@@ -111,7 +111,7 @@ pub fn default_class<'a>(classes: impl IntoIterator<Item = &'a StorageClass>) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build;
+    use cleat_testing::build;
 
     #[test]
     fn the_newest_of_the_default_classes_is_the_default() {

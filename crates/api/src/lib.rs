@@ -3,7 +3,6 @@
 //! This crate knows no other crate of the workspace, does no I/O and reads no clock.
 
 pub mod access;
-pub mod build;
 pub mod claim;
 pub mod condition;
 pub mod flex;

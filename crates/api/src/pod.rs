@@ -65,7 +65,7 @@ pub fn is_terminated(pod: &Pod) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build;
+    use cleat_testing::build;
 
     #[test]
     fn a_deleting_pod_is_terminated_only_when_nothing_runs() {

@@ -63,7 +63,7 @@ fn holds(operator: &str, values: &[String], has: Option<&str>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build;
+    use cleat_testing::build;
     use serde_json::json;
 
     fn node() -> Node {

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use cleat_api::build;
 use cleat_apiserver::{ApiServer, Config};
+use cleat_testing::build;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 

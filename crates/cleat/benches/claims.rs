@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use cleat::up::objects::CLASS;
 use cleat::up::{Config, Stack};
-use cleat_api::build;
 use cleat_runtime::write;
+use cleat_testing::build;
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::api::{Request, WatchEvent, WatchParams};

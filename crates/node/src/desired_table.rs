@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use cleat_api::build;
+use cleat_testing::build;
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, VolumeDevice, VolumeMount};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 

@@ -194,7 +194,7 @@ fn entry(driver: &Announced) -> CSINodeDriver {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleat_api::build;
+    use cleat_testing::build;
 
     fn announced(max_volumes: i64) -> Announced {
         let topology = BTreeMap::from([("topology.cleat.dev/node".to_owned(), "n1".to_owned())]);

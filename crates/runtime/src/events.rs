@@ -334,7 +334,7 @@ mod tests {
             kind: EventType::Normal,
             reason: reason.to_owned(),
             message: message.to_owned(),
-            at: cleat_api::build::time(1),
+            at: cleat_testing::build::time(1),
         }
     }
 

@@ -32,7 +32,7 @@ pub(crate) fn error_message(failure: &Failure) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleat_api::build;
+    use cleat_testing::build;
     use k8s_openapi::api::storage::v1::{VolumeAttachmentStatus, VolumeError};
 
     #[test]

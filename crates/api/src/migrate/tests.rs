@@ -106,7 +106,7 @@ fn each_old_source_becomes_its_drivers() {
 
 #[test]
 fn what_did_not_move_is_left_alone() {
-    let volume = crate::build::volume("v", "", "1Gi");
+    let volume = cleat_testing::build::volume("v", "", "1Gi");
     assert!(matches!(super::volume(&volume), Ok(Cow::Borrowed(_))));
     let nfs = of(PersistentVolumeSpec { nfs: Some(NFSVolumeSource::default()), ..PersistentVolumeSpec::default() });
     assert_eq!(csi(&nfs), Ok(None));

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use cleat_api::claim as about;
 use cleat_api::keys::{annotation, finalizer};
-use cleat_api::{build, claim as about};
+use cleat_testing::build;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 

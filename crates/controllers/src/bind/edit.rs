@@ -131,7 +131,7 @@ pub fn asked(mut claim: PersistentVolumeClaim, provisioner: &str, hold: bool) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleat_api::build;
+    use cleat_testing::build;
 
     #[test]
     fn a_resize_under_way_is_not_overwritten() {

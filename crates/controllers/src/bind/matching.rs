@@ -72,7 +72,7 @@ fn name(volume: &PersistentVolume) -> Option<&String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleat_api::build;
+    use cleat_testing::build;
 
     fn modes_of(mut volume: PersistentVolume, modes: &[&str]) -> Arc<PersistentVolume> {
         volume.spec.as_mut().unwrap().access_modes = Some(modes.iter().map(ToString::to_string).collect());

@@ -159,7 +159,7 @@ fn after(mut modes: Vec<String>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleat_api::build;
+    use cleat_testing::build;
 
     fn volume(name: &str, size: &str, modes: &[&str]) -> PersistentVolume {
         let mut volume = build::volume(name, "fast", size);

@@ -66,7 +66,7 @@ fn build(pod: &Pod, volume: &str, claim: &Key) -> Option<PersistentVolumeClaim> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleat_api::build;
+    use cleat_testing::build;
     use k8s_openapi::api::core::v1::PersistentVolumeClaimTemplate;
 
     fn pod() -> Pod {

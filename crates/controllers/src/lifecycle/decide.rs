@@ -177,7 +177,7 @@ fn leaves_at(taint: &Taint, tolerations: &[Toleration], seen: Timestamp) -> Opti
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleat_api::build;
+    use cleat_testing::build;
     use serde_json::{Value, json};
 
     fn at(second: i64) -> Timestamp {

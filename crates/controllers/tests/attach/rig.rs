@@ -4,12 +4,13 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cleat_api::{build, names};
+use cleat_api::names;
 use cleat_apiserver::{ApiServer, Config};
 use cleat_controllers::Context;
 use cleat_controllers::attach::{self, Policy};
 use cleat_flex::Drivers;
 use cleat_runtime::{Caches, Clock};
+use cleat_testing::build;
 use k8s_openapi::api::core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};

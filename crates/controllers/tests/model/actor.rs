@@ -6,11 +6,12 @@ use std::sync::Arc;
 use cleat_api::claim::{claim_class, claim_ref, claim_ref_key, volume_class, volume_name};
 use cleat_api::key::Meta as _;
 use cleat_api::keys::finalizer;
-use cleat_api::{build, names};
+use cleat_api::names;
 use cleat_controllers::bind::decide::{self as bind, Owner};
 use cleat_controllers::bind::edit;
 use cleat_sidecars::provision::decide::volume::{self as reclaim, VolumeDecision, VolumeSeen};
 use cleat_sidecars::provision::decide::{self as provision, Abilities, Choices, Fetched, Plan, record};
+use cleat_testing::build;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 
 use super::server::{Event, Part, Refused, Server};

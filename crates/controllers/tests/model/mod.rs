@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use actor::{Actor, Role};
 use cleat_api::claim::{self, claim_phase, volume_name, volume_phase};
 use cleat_api::key::Meta as _;
-use cleat_api::{build, names};
+use cleat_api::names;
+use cleat_testing::build;
 use server::Server;
 
 const CLAIMS: [&str; 3] = ["a", "b", "c"];

@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use cleat_api::claim;
 use cleat_api::claim::volume_phase;
 use cleat_api::key::Meta as _;
-use cleat_api::{build, claim};
+use cleat_testing::build;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 
 #[derive(Clone, Debug)]

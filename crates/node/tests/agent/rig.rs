@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cleat_api::{build, names};
+use cleat_api::names;
 use cleat_csi::registration::registration_server::{Registration, RegistrationServer};
 use cleat_csi::registration::{CSI_PLUGIN, InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
 use cleat_csi::v1::{self, volume_capability::access_mode::Mode};
@@ -12,6 +12,7 @@ use cleat_csi::{Client, Endpoint, server};
 use cleat_drivers::block;
 use cleat_host::{loopdev, mount};
 use cleat_node::{Agent, Config};
+use cleat_testing::build;
 use k8s_openapi::api::core::v1::{Pod, VolumeMount};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSIDriverSpec};
 use parking_lot::Mutex;

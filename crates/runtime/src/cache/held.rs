@@ -4,16 +4,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use cleat_api::Key;
-use cleat_pack::Parcel;
+use cleat_pack::MaybePacked;
 
 pub(super) struct Held<K> {
     pub(super) revision: u64,
-    pub(super) parcel: Parcel<K>,
+    pub(super) maybe_packed: MaybePacked<K>,
 }
 
 impl<K> Clone for Held<K> {
     fn clone(&self) -> Self {
-        Self { revision: self.revision, parcel: self.parcel.clone() }
+        Self { revision: self.revision, maybe_packed: self.maybe_packed.clone() }
     }
 }
 

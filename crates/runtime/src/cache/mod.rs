@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use cleat_api::Key;
 use cleat_api::key::Meta as _;
-use cleat_pack::{Parcel, Sort};
+use cleat_pack::{Compressor, MaybePacked};
 use kube::Resource;
 use parking_lot::{Mutex, RwLock};
 use serde::Serialize;
@@ -70,7 +70,7 @@ impl<K> Clone for Cache<K> {
 
 struct Shared<K> {
     state: RwLock<State<K>>,
-    sort: Mutex<Sort>,
+    sort: Mutex<Compressor>,
     synced: watch::Sender<bool>,
 }
 
@@ -104,7 +104,7 @@ impl<K: Cached> Cache<K> {
         let (key, held) = {
             let state = self.0.state.read();
             let (key, held) = state.objects.get_key_value(key)?;
-            if let Parcel::Open(object) = &held.parcel {
+            if let MaybePacked::Unpacked(object) = &held.maybe_packed {
                 return Some(object.clone());
             }
             (key.clone(), held.clone())
@@ -114,8 +114,8 @@ impl<K: Cached> Cache<K> {
 
     /// The object, which is not packed for the time being.
     fn worked_with(&self, key: Arc<Key>, held: &Held<K>) -> Arc<K> {
-        let object = held.parcel.object();
-        if held.parcel.is_open() {
+        let object = held.maybe_packed.object();
+        if held.maybe_packed.is_unpacked() {
             return object;
         }
         let due = {
@@ -139,7 +139,7 @@ impl<K: Cached> Cache<K> {
     /// Every object that is here now, each unpacked when it is asked for.
     pub fn each(&self) -> impl Iterator<Item = Arc<K>> + use<K> {
         let here: Vec<Held<K>> = self.0.state.read().objects.values().cloned().collect();
-        here.into_iter().map(|held| held.parcel.object())
+        here.into_iter().map(|held| held.maybe_packed.object())
     }
 
     pub fn len(&self) -> usize {
@@ -172,7 +172,7 @@ impl<K: Cached> Cache<K> {
             state.objects.values().cloned().collect()
         };
         for held in present {
-            subscriber(&Change::Applied { old: None, new: held.parcel.object() });
+            subscriber(&Change::Applied { old: None, new: held.maybe_packed.object() });
         }
     }
 
@@ -181,7 +181,7 @@ impl<K: Cached> Cache<K> {
         let mut state = self.0.state.write();
         let mut terms = Terms::new(extract);
         for (key, held) in &state.objects {
-            terms.insert(key, &held.parcel.object());
+            terms.insert(key, &held.maybe_packed.object());
         }
         state.indexes.push(terms);
         Index { cache: self.clone(), position: state.indexes.len() - 1 }
@@ -197,7 +197,7 @@ impl<K: Cached> Cache<K> {
         let is_work = found.len() <= WARM / 8;
         let object = |(key, held): (Arc<Key>, Held<K>)| match is_work {
             true => self.worked_with(key, &held),
-            false => held.parcel.object(),
+            false => held.maybe_packed.object(),
         };
         found.into_iter().map(object).collect()
     }
@@ -283,10 +283,10 @@ impl<K: Cached> Cache<K> {
     /// Packs what has not been worked with for long enough. The lock is not held meanwhile.
     fn settle(&self, mut due: Option<Due<K>>) {
         while let Some(Due { key, revision, object }) = due {
-            let packed = Parcel::Open(object).packed(&mut self.0.sort.lock());
+            let packed = MaybePacked::Unpacked(object).packed(&mut self.0.sort.lock());
             let mut state = self.0.state.write();
             if let Some(held) = state.at(&key, revision) {
-                held.parcel = packed;
+                held.maybe_packed = packed;
             }
             due = state.due();
         }
@@ -304,7 +304,7 @@ impl<K: Cached> State<K> {
             return Vec::new();
         }
         let (key, mut old) = match found {
-            Some((key, held)) => (key.clone(), Some(held.parcel.object())),
+            Some((key, held)) => (key.clone(), Some(held.maybe_packed.object())),
             None => (Arc::new(key), None),
         };
         let mut changes = Vec::new();
@@ -312,7 +312,7 @@ impl<K: Cached> State<K> {
             changes.extend(self.remove(&key));
             old = None;
         }
-        self.objects.insert(key.clone(), Held { revision, parcel: Parcel::Open(new.clone()) });
+        self.objects.insert(key.clone(), Held { revision, maybe_packed: MaybePacked::Unpacked(new.clone()) });
         for terms in &mut self.indexes {
             match &old {
                 Some(old) => terms.replace(&key, old, &new),
@@ -326,8 +326,8 @@ impl<K: Cached> State<K> {
 
     /// The object at this revision is worked with.
     fn warm(&mut self, key: Arc<Key>, revision: u64, object: &Arc<K>) {
-        if let Some(held) = self.at(&key, revision).filter(|held| !held.parcel.is_open()) {
-            held.parcel = Parcel::Open(object.clone());
+        if let Some(held) = self.at(&key, revision).filter(|held| !held.maybe_packed.is_unpacked()) {
+            held.maybe_packed = MaybePacked::Unpacked(object.clone());
             self.recent.push(key, revision);
         }
     }
@@ -339,7 +339,7 @@ impl<K: Cached> State<K> {
     /// An object that is at rest and not packed yet.
     fn due(&mut self) -> Option<Due<K>> {
         while let Some((key, revision)) = self.recent.due(WARM) {
-            if let Some(Parcel::Open(object)) = self.at(&key, revision).map(|held| &held.parcel) {
+            if let Some(MaybePacked::Unpacked(object)) = self.at(&key, revision).map(|held| &held.maybe_packed) {
                 let object = object.clone();
                 return Some(Due { key, revision, object });
             }
@@ -355,7 +355,7 @@ impl<K: Cached> State<K> {
     }
 
     fn remove(&mut self, key: &Key) -> Option<Change<K>> {
-        let old = self.objects.remove(key)?.parcel.object();
+        let old = self.objects.remove(key)?.maybe_packed.object();
         for terms in &mut self.indexes {
             terms.remove(key, &old);
         }
@@ -366,7 +366,7 @@ impl<K: Cached> State<K> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleat_api::build;
+    use cleat_testing::build;
     use k8s_openapi::api::core::v1::Pod;
     use parking_lot::Mutex;
 
@@ -488,7 +488,7 @@ mod tests {
     }
 
     fn warm(cache: &Cache<Pod>) -> usize {
-        cache.0.state.read().objects.values().filter(|held| held.parcel.is_open()).count()
+        cache.0.state.read().objects.values().filter(|held| held.maybe_packed.is_unpacked()).count()
     }
 
     #[test]
@@ -504,7 +504,7 @@ mod tests {
         assert_eq!(*by_node.get("node-0")[0], first);
         assert_eq!(*cache.get(&key("pod-0")).unwrap(), first);
         assert_eq!(warm(&cache), WARM, "what is read again is warm again, and something else is not");
-        assert!(cache.0.state.read().objects[&key("pod-0")].parcel.is_open());
+        assert!(cache.0.state.read().objects[&key("pod-0")].maybe_packed.is_unpacked());
         assert_eq!(cache.all().len(), all);
         let heard = notices(&cache);
         assert_eq!(heard.lock().len(), all);

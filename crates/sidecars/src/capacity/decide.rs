@@ -151,8 +151,8 @@ fn build(item: &Item, free: Free, manager: &Manager) -> CSIStorageCapacity {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleat_api::build::{self, DRIVER};
     use cleat_api::claim::WAIT_FOR_FIRST_CONSUMER;
+    use cleat_testing::build::{self, DRIVER};
 
     fn manager() -> Manager {
         Manager { driver: DRIVER.to_owned(), namespace: "ns".to_owned(), name: "me".to_owned(), owner: None }

@@ -109,7 +109,7 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleat_api::build;
+    use cleat_testing::build;
 
     #[test]
     fn what_was_held_before_us_is_in_doubt_until_settled() {

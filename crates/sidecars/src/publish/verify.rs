@@ -91,8 +91,8 @@ mod tests {
 
     use super::*;
     use crate::publish::Abilities;
-    use cleat_api::build::{self, DRIVER};
     use cleat_csi::v1::{Volume, list_volumes_response as list};
+    use cleat_testing::build::{self, DRIVER};
     use k8s_openapi::api::storage::v1::VolumeAttachmentStatus;
 
     fn seen(name: &str, attached: bool) -> AttachmentSeen {

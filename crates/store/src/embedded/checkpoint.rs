@@ -14,7 +14,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use redb::Database;
 
-use super::file::{self, LOG, META, OBJECTS, REVISION, SAMPLES, SUM};
+use super::file::{self, DICTIONARIES, LOG, META, OBJECTS, REVISION, SUM};
 use super::pack::Named;
 use super::record::{Sum, encode};
 use super::seal::Seal;
@@ -44,8 +44,8 @@ pub(super) enum StoreError {
 pub(super) struct Backlog {
     pub(super) revision: Revision,
     pub(super) objects: HashMap<Arc<str>, Option<Kept>>,
-    pub(super) samples: Vec<Named>,
-    /// Samples that nothing is packed with any more.
+    pub(super) dictionaries: Vec<Named>,
+    /// Dictionaries that nothing is packed with any more.
     pub(super) useless: Vec<Named>,
 }
 
@@ -54,8 +54,8 @@ impl Backlog {
         self.objects.is_empty()
     }
 
-    pub(super) fn add(&mut self, samples: &[Named], changes: &[Change]) {
-        self.samples.extend_from_slice(samples);
+    pub(super) fn add(&mut self, dictionaries: &[Named], changes: &[Change]) {
+        self.dictionaries.extend_from_slice(dictionaries);
         for change in changes {
             self.revision = change.event.revision;
             match &change.new {
@@ -135,17 +135,17 @@ fn write(database: &Database, seal: Option<&Seal>, mut sum: Sum, backlog: &Backl
     let mut write = || -> Result<(), redb::Error> {
         let write = database.begin_write()?;
         {
-            let mut samples = write.open_table(SAMPLES)?;
-            for (sort, sample) in &backlog.samples {
-                let old = samples.insert((&**sort, sample.id()), sample.text())?;
+            let mut dictionaries = write.open_table(DICTIONARIES)?;
+            for (sort, dictionary) in &backlog.dictionaries {
+                let old = dictionaries.insert((&**sort, dictionary.id()), dictionary.text())?;
                 if let Some(old) = old {
-                    sum.take(&Sum::of_sample(sort, sample.id(), old.value()));
+                    sum.take(&Sum::of_dictionary(sort, dictionary.id(), old.value()));
                 }
-                sum.add(&Sum::of_sample(sort, sample.id(), sample.text()));
+                sum.add(&Sum::of_dictionary(sort, dictionary.id(), dictionary.text()));
             }
-            for (sort, sample) in &backlog.useless {
-                if let Some(old) = samples.remove((&**sort, sample.id()))? {
-                    sum.take(&Sum::of_sample(sort, sample.id(), old.value()));
+            for (sort, dictionary) in &backlog.useless {
+                if let Some(old) = dictionaries.remove((&**sort, dictionary.id()))? {
+                    sum.take(&Sum::of_dictionary(sort, dictionary.id(), old.value()));
                 }
             }
             let mut objects = write.open_table(OBJECTS)?;

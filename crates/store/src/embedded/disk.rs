@@ -79,8 +79,8 @@ impl Disk {
         let changes = self.packer.pack(self.seal.as_deref(), events);
         let (Some(first), Some(last)) = (changes.first(), changes.last()) else { return Ok(changes) };
         self.frame.clear();
-        for (sort, sample) in self.packer.unsaved() {
-            self.frame.push(&Item::Sample { sort, id: sample.id(), text: sample.text() });
+        for (sort, dictionary) in self.packer.unsaved() {
+            self.frame.push(&Item::Dictionary { sort, id: dictionary.id(), text: dictionary.text() });
         }
         for change in &changes {
             match &change.new {
@@ -193,8 +193,8 @@ mod tests {
         }
 
         fn open(&self) -> Disk {
-            let Loaded { samples, next_sample, disk, .. } = file::open(&self.path(), None).unwrap();
-            let packer = Packer::resumed(&samples, next_sample, &[]);
+            let Loaded { dictionaries, next_dictionary, disk, .. } = file::open(&self.path(), None).unwrap();
+            let packer = Packer::resumed(&dictionaries, next_dictionary, &[]);
             Disk::new(SMALL, None, packer, disk, Arc::default()).unwrap()
         }
 
@@ -386,14 +386,14 @@ mod tests {
         let mut writes = Writes::new();
         let lost: Vec<Event> = (0..30).map(|_| writes.next()).collect();
         disk.packer.pack(None, lost);
-        assert!(!disk.packer.unsaved().is_empty(), "a sample was made on the way");
+        assert!(!disk.packer.unsaved().is_empty(), "a dictionary was made on the way");
         let mut writes = Writes::new();
         disk.commit((0..3).map(|_| writes.next()).collect()).unwrap();
         let found = place.copy();
         assert_eq!(found.contents(), writes.contents());
         disk.close();
         assert_eq!(place.contents(), writes.contents());
-        assert!(!file::open(&place.path(), None).unwrap().samples.is_empty());
+        assert!(!file::open(&place.path(), None).unwrap().dictionaries.is_empty());
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The container: what is in it, how it is made, opened and checked. Nothing else in the crate opens it.
 //!
-//! Three tables: `objects` (key → create revision, modify revision, value), `samples` (sort of keys and number → a text
+//! Three tables: `objects` (key → create revision, modify revision, value), `dictionaries` (sort of keys and number → a text
 //! that values are compared with) and `meta` (`format`, `revision`, `sum`, `log`, `residue`). `sum` is over
-//! all records and samples: it tells damage that the container does not notice. `log` says that batches newer than
+//! all records and dictionaries: it tells damage that the container does not notice. `log` says that batches newer than
 //! `revision` may be in a log beside it; without it, files of a log are what a stop left behind.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cleat_pack::{Packed, Sample};
+use cleat_pack::{Dictionary, Packed};
 use redb::{
     Database, DatabaseError, ReadTransaction, ReadableDatabase, ReadableTable, StorageError, TableDefinition,
     TableError,
@@ -29,7 +29,7 @@ use super::state::ByKey;
 use crate::{Kept, OpenError, Revision};
 
 pub(super) const OBJECTS: TableDefinition<&str, &[u8]> = TableDefinition::new("objects");
-pub(super) const SAMPLES: TableDefinition<(&str, u32), &[u8]> = TableDefinition::new("samples");
+pub(super) const DICTIONARIES: TableDefinition<(&str, u32), &[u8]> = TableDefinition::new("dictionaries");
 pub(super) const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 pub(super) const REVISION: &str = "revision";
 pub(super) const SUM: &str = "sum";
@@ -49,9 +49,9 @@ const CACHE: usize = 16 << 20;
 pub(super) struct Loaded {
     pub(super) revision: Revision,
     pub(super) objects: BTreeSet<ByKey>,
-    pub(super) samples: Vec<Named>,
-    /// The lowest number that no sample has or had, neither in the container nor in the log.
-    pub(super) next_sample: u32,
+    pub(super) dictionaries: Vec<Named>,
+    /// The lowest number that no dictionary has or had, neither in the container nor in the log.
+    pub(super) next_dictionary: u32,
     pub(super) disk: Opened,
 }
 
@@ -74,8 +74,8 @@ struct Stale {
     residue: bool,
     /// Keys of what is not stored as the seal would store it now.
     objects: BTreeSet<Arc<str>>,
-    /// Samples that must not be there in the clear.
-    samples: Vec<Named>,
+    /// Dictionaries that must not be there in the clear.
+    dictionaries: Vec<Named>,
 }
 
 impl Stale {
@@ -85,7 +85,7 @@ impl Stale {
 
     /// Is there something that must not stay on disk in its old form?
     fn leaves_residue(&self) -> bool {
-        self.log || self.residue || !self.objects.is_empty() || !self.samples.is_empty()
+        self.log || self.residue || !self.objects.is_empty() || !self.dictionaries.is_empty()
     }
 }
 
@@ -130,8 +130,8 @@ pub(super) fn open(path: &Path, seal: Option<&Arc<Seal>>) -> Result<Loaded, Open
         // It has nothing that the container has not: it was on its way out.
         logs()?.iter().try_for_each(fs::remove_file).map_err(|e| failed("remove the log of")(e.into()))?;
     }
-    let (revision, next_sample, mut sum) = (contents.revision, contents.next_sample, contents.sum);
-    let (objects, samples, stale) = contents.sorted_out(&mut backlog);
+    let (revision, next_dictionary, mut sum) = (contents.revision, contents.next_dictionary, contents.sum);
+    let (objects, dictionaries, stale) = contents.sorted_out(&mut backlog);
     if !stale.is_empty() {
         sum = refresh(&mut database, seal.map(AsRef::as_ref), &objects, &backlog, &stale).map_err(failed("refresh"))?;
         log.remove().map_err(|e| failed("remove the log of")(e.into()))?;
@@ -141,7 +141,7 @@ pub(super) fn open(path: &Path, seal: Option<&Arc<Seal>>) -> Result<Loaded, Open
         (backlog, at, marked) = (Backlog { revision, ..Backlog::default() }, revision, false);
     }
     let container = Container::new(path.into(), seal.cloned(), database, at, sum);
-    Ok(Loaded { revision, objects, samples, next_sample, disk: Opened { container, log, backlog, marked } })
+    Ok(Loaded { revision, objects, dictionaries, next_dictionary, disk: Opened { container, log, backlog, marked } })
 }
 
 fn open_container(path: &Path) -> Result<Database, OpenError> {
@@ -191,7 +191,7 @@ fn make(path: &Path) -> Result<(), OpenError> {
     let fill = || -> Result<(), redb::Error> {
         let write = fresh.begin_write()?;
         write.open_table(OBJECTS)?;
-        write.open_table(SAMPLES)?;
+        write.open_table(DICTIONARIES)?;
         let mut meta = write.open_table(META)?;
         meta.insert(FORMAT, KNOWN_FORMAT)?;
         meta.insert(REVISION, 1)?;
@@ -228,8 +228,8 @@ struct Contents<'a> {
     revision: Revision,
     has_log: bool,
     sum: Sum,
-    samples: HashMap<u32, Named>,
-    next_sample: u32,
+    dictionaries: HashMap<u32, Named>,
+    next_dictionary: u32,
     objects: BTreeSet<ByKey>,
     stale: Stale,
 }
@@ -247,8 +247,8 @@ impl<'a> Contents<'a> {
             revision: 0,
             has_log: false,
             sum: Sum::default(),
-            samples: HashMap::new(),
-            next_sample: 0,
+            dictionaries: HashMap::new(),
+            next_dictionary: 0,
             objects: BTreeSet::new(),
             stale: Stale::default(),
         };
@@ -280,11 +280,11 @@ impl<'a> Contents<'a> {
         self.stale.residue = number(RESIDUE)? == Some(1);
         let mut found = Sum::default();
         if format != UNPACKED_FORMAT {
-            for row in read.open_table(SAMPLES).map_err(table)?.iter().map_err(storage)? {
+            for row in read.open_table(DICTIONARIES).map_err(table)?.iter().map_err(storage)? {
                 let (name, text) = row.map_err(storage)?;
                 let (sort, id) = name.value();
                 if format == KNOWN_FORMAT {
-                    found.add(&Sum::of_sample(sort, id, text.value()));
+                    found.add(&Sum::of_dictionary(sort, id, text.value()));
                 }
                 self.learn(sort, id, text.value());
             }
@@ -314,15 +314,15 @@ impl<'a> Contents<'a> {
         }
     }
 
-    /// Where values are sealed there are no samples in the clear, and so nothing is packed.
+    /// Where values are sealed there are no dictionaries in the clear, and so nothing is packed.
     fn is_unpackable(&self, key: &str) -> bool {
         self.seal.is_some_and(|seal| seal.touches(sort(key)))
     }
 
     fn learn(&mut self, sort: &str, id: u32, text: &[u8]) -> Named {
-        let named: Named = (sort.into(), Sample::known(id, text));
-        self.samples.insert(id, named.clone());
-        self.next_sample = self.next_sample.max(id + 1);
+        let named: Named = (sort.into(), Dictionary::known(id, text));
+        self.dictionaries.insert(id, named.clone());
+        self.next_dictionary = self.next_dictionary.max(id + 1);
         named
     }
 
@@ -337,10 +337,12 @@ impl<'a> Contents<'a> {
         let unpackable = self.is_unpackable(key);
         let packed = match (record.value, self.seal) {
             (Form::Plain(bytes), _) => Packed::plain(bytes),
-            (Form::Packed { sample, length, bytes }, _) => {
-                let (_, sample) =
-                    self.samples.get(&sample).ok_or_else(|| self.corrupt(format!("{key}: its sample is missing")))?;
-                let (packed, text) = Packed::read(sample, length, bytes)
+            (Form::Packed { dictionary, length, bytes }, _) => {
+                let (_, dictionary) = self
+                    .dictionaries
+                    .get(&dictionary)
+                    .ok_or_else(|| self.corrupt(format!("{key}: its dictionary is missing")))?;
+                let (packed, text) = Packed::read(dictionary, length, bytes)
                     .ok_or_else(|| self.corrupt(format!("{key}: it cannot be unpacked")))?;
                 if unpackable { Packed::plain(&text) } else { packed }
             }
@@ -371,7 +373,7 @@ impl<'a> Contents<'a> {
         let mut last: HashMap<&str, Option<&[u8]>> = HashMap::new();
         for item in frames.iter().flat_map(Found::items) {
             match item.ok_or_else(|| self.corrupt("its log cannot be read".into()))? {
-                Item::Sample { sort, id, text } => backlog.samples.push(self.learn(sort, id, text)),
+                Item::Dictionary { sort, id, text } => backlog.dictionaries.push(self.learn(sort, id, text)),
                 Item::Stored { key, record } => drop(last.insert(key, Some(record))),
                 Item::Removed { key } => drop(last.insert(key, None)),
             }
@@ -392,20 +394,21 @@ impl<'a> Contents<'a> {
         Ok(())
     }
 
-    /// The objects, the samples that serve them, and what has to be stored anew. Samples that serve nothing go at the
+    /// The objects, the dictionaries that serve them, and what has to be stored anew. Dictionaries that serve nothing go at the
     /// next opportunity.
     fn sorted_out(self, backlog: &mut Backlog) -> (BTreeSet<ByKey>, Vec<Named>, Stale) {
-        let Self { samples, objects, mut stale, seal, .. } = self;
-        let used: HashSet<u32> = objects.iter().filter_map(|found| found.0.value.sample()).map(|s| s.id()).collect();
+        let Self { dictionaries, objects, mut stale, seal, .. } = self;
+        let used: HashSet<u32> =
+            objects.iter().filter_map(|found| found.0.value.dictionary()).map(|s| s.id()).collect();
         let mut serving = Vec::new();
-        for (sort, sample) in samples.into_values() {
+        for (sort, dictionary) in dictionaries.into_values() {
             let is_secret = seal.is_some_and(|seal| seal.touches(&sort));
             let place = match is_secret {
-                true => &mut stale.samples,
-                false if used.contains(&sample.id()) => &mut serving,
+                true => &mut stale.dictionaries,
+                false if used.contains(&dictionary.id()) => &mut serving,
                 false => &mut backlog.useless,
             };
-            place.push((sort, sample));
+            place.push((sort, dictionary));
         }
         (objects, serving, stale)
     }
@@ -432,21 +435,21 @@ fn refresh(
                 None => drop(stored.remove(&**key)?),
             }
         }
-        let mut samples = write.open_table(SAMPLES)?;
-        for (sort, sample) in &backlog.samples {
-            samples.insert((&**sort, sample.id()), sample.text())?;
+        let mut dictionaries = write.open_table(DICTIONARIES)?;
+        for (sort, dictionary) in &backlog.dictionaries {
+            dictionaries.insert((&**sort, dictionary.id()), dictionary.text())?;
         }
-        for (sort, sample) in stale.samples.iter().chain(&backlog.useless) {
-            samples.remove((&**sort, sample.id()))?;
+        for (sort, dictionary) in stale.dictionaries.iter().chain(&backlog.useless) {
+            dictionaries.remove((&**sort, dictionary.id()))?;
         }
         for row in stored.iter()? {
             let (key, record) = row?;
             sum.add(&Sum::of_record(key.value(), record.value()));
         }
-        for row in samples.iter()? {
+        for row in dictionaries.iter()? {
             let (name, text) = row?;
             let (sort, id) = name.value();
-            sum.add(&Sum::of_sample(sort, id, text.value()));
+            sum.add(&Sum::of_dictionary(sort, id, text.value()));
         }
         let mut meta = write.open_table(META)?;
         meta.insert(FORMAT, KNOWN_FORMAT)?;
@@ -528,7 +531,7 @@ mod tests {
             meta.remove(LOG).unwrap();
         }
         if format == UNPACKED_FORMAT {
-            write.delete_table(SAMPLES).unwrap();
+            write.delete_table(DICTIONARIES).unwrap();
         }
         write.commit().unwrap();
     }
@@ -548,7 +551,7 @@ mod tests {
             let database = Database::open(&path).unwrap();
             let read = database.begin_read().unwrap();
             assert_eq!(read.open_table(META).unwrap().get(FORMAT).unwrap().unwrap().value(), KNOWN_FORMAT);
-            assert!(read.open_table(SAMPLES).is_ok());
+            assert!(read.open_table(DICTIONARIES).is_ok());
         }
     }
 

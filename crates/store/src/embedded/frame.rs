@@ -1,5 +1,5 @@
 //! A batch as it is written to the log: mark, number of the use of the file, first and last revision, length and digest, then
-//! samples and records, one after another.
+//! dictionaries and records, one after another.
 
 use ring::digest;
 
@@ -21,7 +21,7 @@ pub(super) struct Frame {
 /// One thing in a frame.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Item<'a> {
-    Sample { sort: &'a str, id: u32, text: &'a [u8] },
+    Dictionary { sort: &'a str, id: u32, text: &'a [u8] },
     Stored { key: &'a str, record: &'a [u8] },
     Removed { key: &'a str },
 }
@@ -34,7 +34,7 @@ impl Frame {
 
     pub(super) fn push(&mut self, item: &Item<'_>) {
         match item {
-            Item::Sample { sort, id, text } => {
+            Item::Dictionary { sort, id, text } => {
                 self.bytes.push(b's');
                 self.part(sort.as_bytes());
                 self.bytes.extend_from_slice(&id.to_le_bytes());
@@ -110,7 +110,7 @@ fn item(kind: u8, bytes: &[u8]) -> Option<(Item<'_>, &[u8])> {
         b's' => {
             let (id, rest) = rest.split_first_chunk()?;
             let (text, rest) = part(rest)?;
-            Some((Item::Sample { sort: name, id: u32::from_le_bytes(*id), text }, rest))
+            Some((Item::Dictionary { sort: name, id: u32::from_le_bytes(*id), text }, rest))
         }
         b'+' => part(rest).map(|(record, rest)| (Item::Stored { key: name, record }, rest)),
         b'-' => Some((Item::Removed { key: name }, rest)),

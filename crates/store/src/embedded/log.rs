@@ -287,7 +287,7 @@ mod tests {
     fn frame(number: u64) -> Frame {
         let mut frame = Frame::default();
         frame.clear();
-        frame.push(&Item::Sample { sort: "/k", id: 7, text: b"text" });
+        frame.push(&Item::Dictionary { sort: "/k", id: 7, text: b"text" });
         frame.push(&Item::Stored { key: "/k/1", record: &[number as u8; 700] });
         frame.push(&Item::Removed { key: "/k/2" });
         frame
@@ -353,7 +353,7 @@ mod tests {
         let items: Vec<_> = read.frames[0].items().collect();
         let record = [3; 700];
         let wanted = [
-            Item::Sample { sort: "/k", id: 7, text: b"text" },
+            Item::Dictionary { sort: "/k", id: 7, text: b"text" },
             Item::Stored { key: "/k/1", record: &record },
             Item::Removed { key: "/k/2" },
         ];

@@ -69,8 +69,8 @@ impl EmbeddedStore {
     pub fn open_sealed(path: &Path, history: History, seal: Option<Seal>, private: &[&str]) -> Result<Self, OpenError> {
         let seal = seal.map(Arc::new);
         let lock = lock(path)?;
-        let Loaded { revision, objects, samples, next_sample, disk } = file::open(path, seal.as_ref())?;
-        let packer = Packer::resumed(&samples, next_sample, private);
+        let Loaded { revision, objects, dictionaries, next_dictionary, disk } = file::open(path, seal.as_ref())?;
+        let packer = Packer::resumed(&dictionaries, next_dictionary, private);
         let shared = Arc::new(Shared::new(revision, objects, history));
         let (queue, requests) = std::sync::mpsc::channel();
         let statistics = Arc::new(Statistics::default());

@@ -3,22 +3,22 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use cleat_pack::{Packed, Sample, Sort};
+use cleat_pack::{Compressor, Dictionary, Packed};
 
 use super::seal::Seal;
 use super::state::Change;
 use crate::{Event, Kept};
 
-/// A sample and the sort of keys it serves.
-pub(super) type Named = (Arc<str>, Arc<Sample>);
+/// A dictionary and the sort of keys it serves.
+pub(super) type Named = (Arc<str>, Arc<Dictionary>);
 
 #[derive(Default)]
 pub(super) struct Packer {
-    sorts: HashMap<Arc<str>, Sort>,
-    /// What is never a sample: one outlives the value it was taken from.
+    sorts: HashMap<Arc<str>, Compressor>,
+    /// What is never a dictionary: one outlives the value it was taken from.
     private: Vec<String>,
     next: u32,
-    /// Samples that may not be on disk yet. What is packed with them must not get there before them; storing one twice
+    /// Dictionaries that may not be on disk yet. What is packed with them must not get there before them; storing one twice
     /// does no harm.
     unsaved: Vec<Named>,
 }
@@ -34,25 +34,25 @@ pub(super) fn sort(key: &str) -> &str {
 }
 
 impl Packer {
-    /// Goes on with the samples that were stored; new ones are numbered from `next` on.
+    /// Goes on with the dictionaries that were stored; new ones are numbered from `next` on.
     pub(super) fn resumed(stored: &[Named], next: u32, private: &[&str]) -> Self {
         let private = private.iter().map(|prefix| (*prefix).to_owned()).collect();
         let mut packer = Self { private, next, ..Self::default() };
-        let mut counts: HashMap<&Arc<str>, (u32, &Arc<Sample>)> = HashMap::new();
-        for (sort, sample) in stored {
-            let (count, newest) = counts.entry(sort).or_insert((0, sample));
+        let mut counts: HashMap<&Arc<str>, (u32, &Arc<Dictionary>)> = HashMap::new();
+        for (sort, dictionary) in stored {
+            let (count, newest) = counts.entry(sort).or_insert((0, dictionary));
             *count += 1;
-            if sample.id() > newest.id() {
-                *newest = sample;
+            if dictionary.id() > newest.id() {
+                *newest = dictionary;
             }
         }
         for (sort, (count, newest)) in counts {
-            packer.sorts.insert(sort.clone(), Sort::resumed(newest.clone(), count));
+            packer.sorts.insert(sort.clone(), Compressor::resumed(newest.clone(), count));
         }
         packer
     }
 
-    /// The changes with their new values as they are kept. What is sealed on disk is compared with nothing: a sample is
+    /// The changes with their new values as they are kept. What is sealed on disk is compared with nothing: a dictionary is
     /// stored in the clear.
     pub(super) fn pack(&mut self, seal: Option<&Seal>, events: Vec<Event>) -> Vec<Change> {
         let mut changes = Vec::with_capacity(events.len());
@@ -73,14 +73,14 @@ impl Packer {
 
     fn packed(&mut self, name: &str, text: &[u8]) -> Packed {
         if !self.sorts.contains_key(name) {
-            self.sorts.insert(name.into(), Sort::default());
+            self.sorts.insert(name.into(), Compressor::default());
         }
         let Some(sort) = self.sorts.get_mut(name) else { return Packed::plain(text) };
         let id = self.next;
         let packed = sort.pack(text, || id);
-        if let Some(sample) = sort.sample().filter(|sample| sample.id() == id) {
+        if let Some(dictionary) = sort.dictionary().filter(|dictionary| dictionary.id() == id) {
             self.next += 1;
-            self.unsaved.push((name.into(), sample.clone()));
+            self.unsaved.push((name.into(), dictionary.clone()));
         }
         packed
     }
@@ -116,12 +116,12 @@ mod tests {
     fn a_sample_is_stored_until_it_surely_is() {
         let mut packer = Packer::default();
         let before =
-            (1..).take_while(|n| pack(&mut packer, *n).value.sample().is_none() && packer.unsaved().is_empty());
+            (1..).take_while(|n| pack(&mut packer, *n).value.dictionary().is_none() && packer.unsaved().is_empty());
         let n = before.last().unwrap() + 2;
         let packed = pack(&mut packer, n);
-        let used = packed.value.sample().unwrap();
-        assert!(packer.unsaved().iter().any(|(sort, sample)| &**sort == "/registry/things" && sample == used));
-        // The batch failed: the next one has to bring the sample again.
+        let used = packed.value.dictionary().unwrap();
+        assert!(packer.unsaved().iter().any(|(sort, dictionary)| &**sort == "/registry/things" && dictionary == used));
+        // The batch failed: the next one has to bring the dictionary again.
         pack(&mut packer, n + 1);
         assert_eq!(packer.unsaved().len(), 1);
         packer.saved();
@@ -129,13 +129,13 @@ mod tests {
         assert!(packer.unsaved().is_empty());
         let stored = [("/registry/things".into(), used.clone())];
         let mut resumed = Packer::resumed(&stored, used.id() + 1, &[]);
-        assert_eq!(pack(&mut resumed, n + 3).value.sample(), Some(used), "a start goes on with what is there");
+        assert_eq!(pack(&mut resumed, n + 3).value.dictionary(), Some(used), "a start goes on with what is there");
     }
 
     #[test]
     fn what_is_private_is_no_sample() {
         let mut packer = Packer::resumed(&[], 0, &["/registry/things/"]);
-        assert!((1..100).all(|n| pack(&mut packer, n).value.sample().is_none()));
+        assert!((1..100).all(|n| pack(&mut packer, n).value.dictionary().is_none()));
         assert!(packer.unsaved().is_empty());
     }
 

@@ -1,7 +1,7 @@
 //! How an object is written, in the container as in the log, and what all of them add up to.
 //!
 //! A record is the create revision, the modify revision and the value. The highest bit of the create revision says that the
-//! value is sealed, the next one that it is packed: number of the sample, length, what is kept.
+//! value is sealed, the next one that it is packed: number of the dictionary, length, what is kept.
 
 use super::seal::Seal;
 use crate::{Entry, Kept, Revision};
@@ -23,8 +23,8 @@ impl Sum {
         Self::of(&[&(key.len() as u64).to_le_bytes(), key.as_bytes(), record])
     }
 
-    pub(super) fn of_sample(sort: &str, id: u32, text: &[u8]) -> Self {
-        Self::of(&[b"sample", &id.to_le_bytes(), sort.as_bytes(), b" ", text])
+    pub(super) fn of_dictionary(sort: &str, id: u32, text: &[u8]) -> Self {
+        Self::of(&[b"dictionary", &id.to_le_bytes(), sort.as_bytes(), b" ", text])
     }
 
     /// As it was before there was a log.
@@ -52,10 +52,10 @@ pub(super) fn encode(seal: Option<&Seal>, kept: &Kept) -> Option<Vec<u8>> {
     if let Some(seal) = seal.filter(|seal| seal.covers(key)) {
         return Some(record(created | SEALED, *modified, &[&seal.seal(key, &value.text())?]));
     }
-    Some(match value.sample() {
+    Some(match value.dictionary() {
         None => record(*created, *modified, &[value.bytes()]),
-        Some(sample) => {
-            let (id, length) = (sample.id().to_le_bytes(), value.length().to_le_bytes());
+        Some(dictionary) => {
+            let (id, length) = (dictionary.id().to_le_bytes(), value.length().to_le_bytes());
             record(created | PACKED, *modified, &[&id, &length, value.bytes()])
         }
     })
@@ -80,7 +80,7 @@ pub(super) struct Record<'a> {
 pub(super) enum Form<'a> {
     Plain(&'a [u8]),
     Sealed(&'a [u8]),
-    Packed { sample: u32, length: u32, bytes: &'a [u8] },
+    Packed { dictionary: u32, length: u32, bytes: &'a [u8] },
 }
 
 pub(super) fn split(record: &[u8]) -> Option<Record<'_>> {
@@ -92,9 +92,9 @@ pub(super) fn split(record: &[u8]) -> Option<Record<'_>> {
         (false, false) => Form::Plain(value),
         (true, false) => Form::Sealed(value),
         (false, true) => {
-            let (sample, rest) = value.split_first_chunk::<4>()?;
+            let (dictionary, rest) = value.split_first_chunk::<4>()?;
             let (length, bytes) = rest.split_first_chunk::<4>()?;
-            Form::Packed { sample: u32::from_le_bytes(*sample), length: u32::from_le_bytes(*length), bytes }
+            Form::Packed { dictionary: u32::from_le_bytes(*dictionary), length: u32::from_le_bytes(*length), bytes }
         }
         (true, true) => return None,
     };

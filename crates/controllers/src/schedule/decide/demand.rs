@@ -157,7 +157,7 @@ fn disks(volume: &Volume) -> Vec<Disk> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleat_api::build;
+    use cleat_testing::build;
     use serde_json::json;
 
     fn pod(spec: serde_json::Value) -> Pod {

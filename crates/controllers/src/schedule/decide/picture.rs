@@ -101,8 +101,8 @@ impl World {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleat_api::build;
     use cleat_api::claim::is_reserved_for;
+    use cleat_testing::build;
     use std::collections::{BTreeMap, HashMap};
 
     /// Everything, a picture of what matters of it, and one of all of it.

@@ -1,7 +1,7 @@
 //! Before and after: what is there, and what becomes of the pods.
 
 use super::*;
-use cleat_api::build;
+use cleat_testing::build;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};

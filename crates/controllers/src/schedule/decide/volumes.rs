@@ -135,7 +135,7 @@ fn hosts_of(volume: &PersistentVolume) -> BTreeSet<Option<String>> {
 
 #[cfg(test)]
 mod tests {
-    use cleat_api::build;
+    use cleat_testing::build;
 
     use super::*;
 

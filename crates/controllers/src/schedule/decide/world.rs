@@ -12,7 +12,7 @@ use cleat_api::claim::{claim_phase, volume_name};
 use cleat_api::condition;
 use cleat_api::key::{Key, Meta as _};
 use cleat_api::{pod, selector};
-use cleat_pack::{Packable, Parcel, Sort};
+use cleat_pack::{Compressor, MaybePacked, Packable};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
@@ -53,8 +53,8 @@ pub struct World {
     /// Since when each pod waits at its place.
     pub(super) reserved_since: BTreeSet<(Timestamp, Key)>,
     /// What bound claims and their volumes look like: there may be many, and few are looked at.
-    pub(super) claim_sort: Sort,
-    pub(super) volume_sort: Sort,
+    pub(super) claim_sort: Compressor,
+    pub(super) volume_sort: Compressor,
 }
 
 #[derive(Debug)]
@@ -111,13 +111,13 @@ pub(super) struct Acting {
 /// An object, and how it will be if the write under way succeeds.
 #[derive(Debug)]
 pub(super) struct Assumable<K> {
-    base: Parcel<K>,
+    base: MaybePacked<K>,
     pub(super) assumed: Option<Arc<K>>,
 }
 
 impl<K: Resource + Packable> Assumable<K> {
     pub(super) fn new(base: Arc<K>) -> Self {
-        Self { base: Parcel::Open(base), assumed: None }
+        Self { base: MaybePacked::Unpacked(base), assumed: None }
     }
 
     pub(super) fn now(&self) -> Arc<K> {
@@ -129,11 +129,11 @@ impl<K: Resource + Packable> Assumable<K> {
             let before = self.base.object();
             before.meta().resource_version == base.meta().resource_version && before.meta().uid == base.meta().uid
         };
-        Self { assumed: self.assumed.filter(same), base: Parcel::Open(base) }
+        Self { assumed: self.assumed.filter(same), base: MaybePacked::Unpacked(base) }
     }
 
     /// Nothing is expected to happen to it soon.
-    pub(super) fn packed(self, sort: &mut Sort) -> Self {
+    pub(super) fn packed(self, sort: &mut Compressor) -> Self {
         Self { base: self.base.packed(sort), ..self }
     }
 }

@@ -156,7 +156,7 @@ fn is_label(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleat_api::build;
+    use cleat_testing::build;
 
     fn class(pairs: &[(&str, &str)]) -> Parameters {
         pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()

@@ -5,11 +5,11 @@ mod moved;
 use std::collections::HashMap;
 
 use cleat_api::access;
-use cleat_api::build::{self, DRIVER};
 use cleat_api::key::Key;
 use cleat_csi::v1::volume_capability::AccessType;
 use cleat_csi::v1::volume_content_source as content;
 use cleat_csi::v1::{Topology, Volume};
+use cleat_testing::build::{self, DRIVER};
 use k8s_openapi::api::core::v1::PersistentVolume;
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use serde_json::json;

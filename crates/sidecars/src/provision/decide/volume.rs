@@ -125,7 +125,7 @@ fn credentials(seen: &VolumeSeen) -> Result<Credentials, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cleat_api::build::{self, DRIVER};
+    use cleat_testing::build::{self, DRIVER};
 
     fn with(parameters: &[(&str, &str)]) -> Option<StorageClass> {
         let mut class = build::class("fast", DRIVER);

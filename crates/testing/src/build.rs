@@ -13,8 +13,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
 
-use crate::keys::annotation;
-use crate::names;
+use cleat_api::keys::annotation;
+use cleat_api::names;
 
 pub const DRIVER: &str = "block.cleat.dev";
 
