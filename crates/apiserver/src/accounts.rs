@@ -1,5 +1,6 @@
 //! Every namespace has a ServiceAccount `default`. It is made with the namespace and made again if it is deleted.
 
+use cleat_auth::actor::Actor;
 use std::sync::Arc;
 
 use cleat_store::{Range, WatchError};
@@ -7,9 +8,9 @@ use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 
 use crate::api::Api;
 use crate::endpoint::write::insert;
-use crate::error::ApiError;
 use crate::http::query::Effect;
-use crate::managed::Document;
+use cleat_apimachinery::error::ApiError;
+use cleat_apimachinery::managed_fields::Document;
 
 const NAMESPACES: &str = "/registry/namespaces/";
 const ACCOUNTS: &str = "/registry/serviceaccounts/";
@@ -60,7 +61,9 @@ async fn ensure(api: &Api, namespace: &str) {
     let Some(kind) = kinds.find("", "v1", "serviceaccounts") else { return };
     let mut account = ServiceAccount::default();
     account.metadata.name = Some(DEFAULT.into());
-    match insert(api, &**kind, Some(namespace), Document::unowned(Box::new(account)), Effect::Write).await {
+    match insert(api, &Actor::Server, &**kind, Some(namespace), Document::unowned(Box::new(account)), Effect::Write)
+        .await
+    {
         // Forbidden and not found: the namespace began to go, or went, meanwhile.
         Ok(_) | Err(ApiError::AlreadyExists { .. } | ApiError::Forbidden { .. } | ApiError::NotFound { .. }) => {}
         Err(error) => tracing::error!(%error, namespace, "the default account cannot be made"),

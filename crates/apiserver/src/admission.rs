@@ -2,6 +2,7 @@
 
 use cleat_api::claim::default_class;
 use cleat_api::keys::{annotation, finalizer, taint};
+use cleat_apimachinery::address::ObjectAddress;
 use cleat_store::Range;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod, PodSpec, Taint, Toleration};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -9,9 +10,8 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::api::Api;
-use crate::endpoint::At;
-use crate::error::{ApiError, Cause};
-use crate::kind::{Kind, Object, typed, typed_mut};
+use cleat_apimachinery::error::{ApiError, Cause};
+use cleat_apimachinery::kind::{Kind, Object, typed, typed_mut};
 
 const NAMESPACES: &str = "/registry/namespaces/";
 const ACCOUNTS: &str = "/registry/serviceaccounts/";
@@ -53,7 +53,7 @@ pub(crate) async fn update(api: &Api, kind: &dyn Kind, new: &mut dyn Object, old
     }
 }
 
-pub(crate) fn delete(at: At<'_>) -> Result<(), ApiError> {
+pub(crate) fn delete(at: ObjectAddress<'_>) -> Result<(), ApiError> {
     let d = at.descriptor();
     if d.plural == "namespaces" && d.group.is_empty() && IMMORTAL.contains(&at.name) {
         return Err(ApiError::forbidden(d, at.name, "this namespace may not be deleted"));
@@ -75,7 +75,7 @@ struct EndingMeta {
 
 async fn check_namespace(api: &Api, kind: &dyn Kind, object: &dyn Object, namespace: &str) -> Result<(), ApiError> {
     let missing = || {
-        let resource = crate::descriptor::Resource { group: String::new(), plural: "namespaces".into() };
+        let resource = cleat_apimachinery::descriptor::Resource { group: String::new(), plural: "namespaces".into() };
         ApiError::NotFound { resource, name: namespace.into() }
     };
     let entry = api.store.get(&format!("{NAMESPACES}{namespace}")).await?.ok_or_else(missing)?;

@@ -3,12 +3,12 @@
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::api::Kinds;
-use crate::descriptor::Descriptor;
-use crate::error::ApiError;
 use crate::http::accept::{AGGREGATED, wants_aggregated};
 use crate::http::reply::Reply;
 use crate::review;
+use cleat_apimachinery::descriptor::Descriptor;
+use cleat_apimachinery::error::ApiError;
+use cleat_registry::catalog::Kinds;
 
 const MINOR: &str = "34";
 

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 
-use crate::pki::Pki;
+use cleat_auth::pki::Pki;
 
 /// A kubeconfig with everything embedded. It is JSON, which is YAML too.
 pub(crate) fn content(pki: &Pki, address: SocketAddr) -> String {

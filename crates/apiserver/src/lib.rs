@@ -5,46 +5,26 @@
 
 mod accounts;
 mod admission;
+mod aggregate_roles;
 mod api;
-mod audit;
-mod authenticate;
-mod authorize;
-mod custom;
-mod descriptor;
-#[cfg(test)]
-mod dice;
+mod bootstrap_roles;
+mod definitions;
 mod discovery;
 mod endpoint;
-mod error;
 mod expiry;
-mod field;
 mod follow;
-mod guard;
+mod handler;
 mod http;
-mod kind;
 mod kubeconfig;
 mod limits;
-mod managed;
-mod memo;
-mod meta;
 mod metrics;
-mod names;
 mod openapi;
-mod patch;
-mod pki;
-mod raw;
-mod recent;
-mod render;
 mod review;
-mod schema;
 mod security;
-mod selector;
 mod serve;
-mod strategy;
-mod strict;
-mod table;
-mod view;
+mod watch_frames;
 
+use cleat_auth::actor::Actor;
 use std::convert::Infallible;
 use std::fs;
 use std::io;
@@ -66,17 +46,22 @@ use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-use api::{Api, Catalog};
-use audit::{Audit, Ids};
-use authenticate::token::Signer;
-use authenticate::{Caller, Peer};
-use authorize::Authorizer;
+use api::Api;
+use cleat_apimachinery::error::ApiError;
+use cleat_apimachinery::managed_fields::Document;
+use cleat_apimachinery::recent::Recent;
+use cleat_auth::audit::{Audit, Ids};
+use cleat_auth::authenticate::token::Signer;
+use cleat_auth::authenticate::{Authenticator, Caller, Peer};
+use cleat_auth::authorize::Authorizer;
+use cleat_auth::pki;
+pub use cleat_auth::pki::PkiError;
+use cleat_registry::catalog::Catalog;
+use cleat_registry::reader::ObjectReader;
 pub use cleat_store::embedded::KeyFileError;
 use http::body::ApiBody;
 pub use limits::Limits;
 use metrics::Metrics;
-pub use pki::PkiError;
-use recent::Recent;
 use security::Security;
 pub use serve::TlsError;
 
@@ -197,17 +182,20 @@ impl ApiServer {
             Ok(audit) => Ok(audit),
             Err(source) => Err(OpenError::Audit { path, source }),
         });
+        let metrics = Metrics::new(store.statistics(), &config.more_metrics);
+        let store: Arc<dyn Store> = Arc::new(store);
+        let catalog = Arc::new(Catalog::builtin());
+        let objects = ObjectReader::new(store.clone(), catalog.clone());
         let security = Security {
-            signer: Signer::open(&data.join("pki"))?,
-            authorizer: Authorizer::default(),
+            authenticator: Authenticator::new(Signer::open(&data.join("pki"))?, objects.clone()),
+            authorizer: Authorizer::new(objects),
             audit: audit.transpose()?,
             ids: Ids::new(),
-            metrics: Metrics::new(store.statistics(), &config.more_metrics),
+            metrics,
         };
-        let store: Arc<dyn Store> = Arc::new(store);
         let (release, released) = watch::channel(());
         let closing = CancellationToken::new();
-        let (catalog, limits) = (Catalog::builtin(), config.limits);
+        let limits = config.limits;
         let lines = Arc::default();
         let recent = Recent::default();
         let api = Arc::new(Api { store, catalog, lines, recent, security, limits, closing, _release: release });
@@ -215,14 +203,14 @@ impl ApiServer {
             seed(&api, name).await?;
         }
         let made = async {
-            authorize::bootstrap::ensure(&api).await?;
-            authorize::aggregate::collect_all(&api).await
+            bootstrap_roles::ensure(&api).await?;
+            aggregate_roles::collect_all(&api).await
         };
         made.await.map_err(|e| OpenError::Roles(e.to_string()))?;
-        tokio::spawn(authorize::aggregate::run(api.clone()));
+        tokio::spawn(aggregate_roles::run(api.clone()));
         tokio::spawn(accounts::run(api.clone()));
-        custom::register::load(&api).await;
-        tokio::spawn(custom::register::run(api.clone()));
+        definitions::load(&api).await;
+        tokio::spawn(definitions::run(api.clone()));
         tokio::spawn(expiry::run(api.clone()));
         tracing::info!(%address, data = %data.display(), "API server open");
         Ok(Self { api, listener: Arc::new(listener), address, tls, kubeconfig, released })
@@ -251,9 +239,9 @@ impl ApiServer {
                 let answer = match api {
                     Some(api) => {
                         let closing = api.closing.clone();
-                        http::handle(api, request.map(Full::new), peer, closing).await
+                        handler::handle(api, request.map(Full::new), peer, closing).await
                     }
-                    None => http::unavailable(),
+                    None => handler::unavailable(),
                 };
                 let (parts, body) = answer.into_parts();
                 let body = match body {
@@ -277,9 +265,9 @@ impl ApiServer {
                 Ok::<_, Infallible>(match api {
                     Some(api) => {
                         let closing = api.closing.clone();
-                        http::handle(api, request, peer, closing).await
+                        handler::handle(api, request, peer, closing).await
                     }
-                    None => http::unavailable(),
+                    None => handler::unavailable(),
                 })
             }
         });
@@ -337,9 +325,9 @@ async fn seed(api: &Api, name: &'static str) -> Result<(), OpenError> {
     let mut namespace = Namespace::default();
     namespace.metadata.name = Some(name.into());
     let effect = http::query::Effect::Write;
-    let document = managed::Document::unowned(Box::new(namespace));
-    match endpoint::write::insert(api, &**kind, None, document, effect).await {
-        Ok(_) | Err(error::ApiError::AlreadyExists { .. }) => Ok(()),
+    let document = Document::unowned(Box::new(namespace));
+    match endpoint::write::insert(api, &Actor::Server, &**kind, None, document, effect).await {
+        Ok(_) | Err(ApiError::AlreadyExists { .. }) => Ok(()),
         Err(error) => Err(failed(error.to_string())),
     }
 }

@@ -17,8 +17,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::api::Api;
-use crate::http::gate::Asked;
+use cleat_auth::request_info::RequestInfo;
+use cleat_registry::catalog::Kinds;
 
 pub(crate) const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0];
@@ -79,7 +79,7 @@ impl Metrics {
         Self { registry, requests, durations, watchers, objects, store }
     }
 
-    pub(crate) fn answered(&self, asked: &Asked, code: StatusCode, took: Duration) {
+    pub(crate) fn answered(&self, asked: &RequestInfo, code: StatusCode, took: Duration) {
         let (group, resource) = asked.labels();
         let (verb, code) = (asked.verb, code.as_u16());
         let (group, resource) = if verb == "watch" {
@@ -92,7 +92,7 @@ impl Metrics {
         self.requests.get_or_create(&Answered { verb, group, resource, code }).inc();
     }
 
-    pub(crate) fn watching(&self, asked: &Asked) -> Watching {
+    pub(crate) fn watching(&self, asked: &RequestInfo) -> Watching {
         let (group, resource) = asked.labels();
         let gauge = self.watchers.get_or_create(&Of { group, resource }).clone();
         gauge.inc();
@@ -105,11 +105,11 @@ impl Metrics {
     }
 
     /// Everything, as of now.
-    pub(crate) async fn text(&self, api: &Api) -> Result<String, fmt::Error> {
-        for kind in api.kinds().iter() {
+    pub(crate) async fn text(&self, store: &dyn cleat_store::Store, kinds: &Kinds) -> Result<String, fmt::Error> {
+        for kind in kinds.iter() {
             let d = kind.descriptor();
             let prefix = d.prefix(None);
-            if let Ok(found) = api.store.list(Range { prefix: &prefix, ..Range::default() }).await {
+            if let Ok(found) = store.list(Range { prefix: &prefix, ..Range::default() }).await {
                 let of = Of { group: d.group.clone(), resource: d.plural.clone() };
                 self.objects.get_or_create(&of).set(i64::try_from(found.kept.len()).unwrap_or(i64::MAX));
             }

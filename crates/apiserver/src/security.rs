@@ -1,12 +1,12 @@
 //! What the server needs to know and to tell about its callers, in one place.
 
-use crate::audit::{Audit, Ids};
-use crate::authenticate::token::Signer;
-use crate::authorize::Authorizer;
 use crate::metrics::Metrics;
+use cleat_auth::audit::{Audit, Ids};
+use cleat_auth::authenticate::Authenticator;
+use cleat_auth::authorize::Authorizer;
 
 pub(crate) struct Security {
-    pub(crate) signer: Signer,
+    pub(crate) authenticator: Authenticator,
     pub(crate) authorizer: Authorizer,
     pub(crate) audit: Option<Audit>,
     pub(crate) ids: Ids,

@@ -1,20 +1,24 @@
 //! PATCH by server-side apply: the body is everything its manager wants, and ownership decides what that means.
 
 use bytes::BytesMut;
+use cleat_apimachinery::address::ObjectAddress;
+use cleat_apimachinery::managed_fields::Current;
+use cleat_apimachinery::part::ObjectPart;
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::write::{Current, Origin, Part, insert, modify};
-use super::{At, decode, read};
+use super::write::{Origin, insert, modify};
+use super::{decode, read};
 use crate::api::Api;
-use crate::error::{ApiError, ApplyCause};
-use crate::field::FieldError;
 use crate::http::Call;
 use crate::http::query::FieldValidation;
 use crate::http::reply::Reply;
-use crate::kind::{Object, Source};
-use crate::managed::{self, ApplyError, Conflict, Document, Operation, Recorded, Tracker};
-use crate::render;
+use cleat_apimachinery::error::{ApiError, ApplyCause};
+use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::field_ownership::{self, ApplyError, Conflict, Operation, Recorded};
+use cleat_apimachinery::kind::{Object, Source};
+use cleat_apimachinery::managed_fields::{Document, Tracker};
+use cleat_apimachinery::render;
 
 /// The manager that keeps the annotation of client-side apply true.
 const KUBECTL: &str = "kubectl";
@@ -22,7 +26,7 @@ const KUBECTL: &str = "kubectl";
 const DEPTH: usize = 48;
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-pub(crate) async fn apply(api: &Api, call: &Call, at: At<'_>, part: Part) -> Result<Reply, ApiError> {
+pub(crate) async fn apply(api: &Api, call: &Call, at: ObjectAddress<'_>, part: ObjectPart) -> Result<Reply, ApiError> {
     let effect = call.query.effect("PatchOptions")?;
     let validation = call.query.field_validation("PatchOptions")?;
     let manager = call.query.field_manager("PatchOptions", "")?;
@@ -40,10 +44,10 @@ pub(crate) async fn apply(api: &Api, call: &Call, at: At<'_>, part: Part) -> Res
     };
     loop {
         let mut change = |current: &Current<'_>| request.onto(current);
-        let outcome = modify(api, at, part, Origin::Patch, effect, &mut change).await;
+        let outcome = modify(api, &call.actor, at, part, Origin::Patch, effect, &mut change).await;
         let (code, written) = match outcome {
-            Err(ApiError::NotFound { .. }) if part == Part::Main => {
-                match insert(api, at.kind, at.namespace, request.fresh()?, effect).await {
+            Err(ApiError::NotFound { .. }) if part == ObjectPart::Main => {
+                match insert(api, &call.actor, at.kind, at.namespace, request.fresh()?, effect).await {
                     // Somebody else made it in between: then this is a change of theirs.
                     Err(ApiError::AlreadyExists { .. }) => continue,
                     made => (StatusCode::CREATED, made?),
@@ -56,7 +60,11 @@ pub(crate) async fn apply(api: &Api, call: &Call, at: At<'_>, part: Part) -> Res
 }
 
 /// The body, checked for what must and must not be in it.
-fn configuration(at: At<'_>, body: &[u8], validation: FieldValidation) -> Result<(Value, Vec<String>), ApiError> {
+fn configuration(
+    at: ObjectAddress<'_>,
+    body: &[u8],
+    validation: FieldValidation,
+) -> Result<(Value, Vec<String>), ApiError> {
     let bad = |why: String| ApiError::BadRequest(why);
     // JSON is YAML, and the common case.
     let config: Value = match serde_json::from_slice(body) {
@@ -99,7 +107,7 @@ fn configuration(at: At<'_>, body: &[u8], validation: FieldValidation) -> Result
 }
 
 struct Request<'a> {
-    at: At<'a>,
+    at: ObjectAddress<'a>,
     tracker: Tracker<'a>,
     is_kubectl: bool,
     config: Value,
@@ -167,8 +175,8 @@ impl Request<'_> {
         let noted = live["metadata"]["annotations"][LAST_APPLIED].as_str().unwrap_or_default();
         let Ok(noted) = serde_json::from_str::<Value>(noted) else { return Vec::new() };
         let schema = self.at.kind.schema();
-        let changed = managed::difference(schema, &noted, live);
-        managed::fields(schema, &noted).difference(&changed.modified).difference(&changed.removed).paths()
+        let changed = field_ownership::difference(schema, &noted, live);
+        field_ownership::fields(schema, &noted).difference(&changed.modified).difference(&changed.removed).paths()
     }
 
     /// The configuration as the annotation holds it.

@@ -1,27 +1,29 @@
 //! `pods/binding`: gives a pod its node, once.
 
+use cleat_apimachinery::address::ObjectAddress;
+use cleat_apimachinery::managed_fields::Current;
+use cleat_apimachinery::part::ObjectPart;
 use http::{Method, StatusCode};
 use k8s_openapi::api::core::v1::{Binding, Pod};
 use serde_json::json;
 
-use super::At;
-use super::write::{Current, Origin, Part, modify};
+use super::write::{Origin, modify};
 use crate::api::Api;
-use crate::error::ApiError;
 use crate::http::Call;
 use crate::http::reply::Reply;
-use crate::http::route::Target;
-use crate::kind::typed_mut;
-use crate::meta;
+use cleat_apimachinery::error::ApiError;
+use cleat_apimachinery::kind::typed_mut;
+use cleat_apimachinery::meta;
+use cleat_auth::request_info::ResourcePath;
 
-pub(crate) async fn bind(api: &Api, call: &Call, at: At<'_>) -> Result<Reply, ApiError> {
+pub(crate) async fn bind(api: &Api, call: &Call, at: ObjectAddress<'_>) -> Result<Reply, ApiError> {
     let effect = call.query.effect("CreateOptions")?;
     let binding: Binding = serde_json::from_slice(call.text())
         .map_err(|e| ApiError::BadRequest(format!("the binding cannot be read: {e}")))?;
     let node = binding.target.name.clone().unwrap_or_default();
     if node.is_empty() {
-        let error = crate::field::FieldError::required("target.name", "");
-        let kind = crate::error::GroupKind { group: String::new(), kind: "Binding".into() };
+        let error = cleat_apimachinery::field::FieldError::required("target.name", "");
+        let kind = cleat_apimachinery::error::GroupKind { group: String::new(), kind: "Binding".into() };
         return Err(ApiError::Invalid { kind, name: at.name.into(), errors: vec![error] });
     }
     let mut change = |current: &Current<'_>| {
@@ -29,24 +31,24 @@ pub(crate) async fn bind(api: &Api, call: &Call, at: At<'_>) -> Result<Reply, Ap
         assign(at, typed_mut::<Pod>(&mut *new.object), &binding, &node)?;
         Ok(new)
     };
-    modify(api, at, Part::Whole, Origin::Server, effect, &mut change).await?;
+    modify(api, &call.actor, at, ObjectPart::Whole, Origin::Server, effect, &mut change).await?;
     let status = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201 });
     Ok(Reply::json(StatusCode::CREATED, &status))
 }
 
 /// A binding may also be posted to a collection of its own; it names its pod.
-pub(crate) fn is_collection(call: &Call, target: &Target) -> bool {
+pub(crate) fn is_collection(call: &Call, target: &ResourcePath) -> bool {
     target.group.is_empty() && target.plural == "bindings" && target.name.is_none() && call.method == Method::POST
 }
 
-pub(crate) fn redirected(call: &Call, target: &Target) -> Result<Target, ApiError> {
+pub(crate) fn redirected(call: &Call, target: &ResourcePath) -> Result<ResourcePath, ApiError> {
     let binding: Binding = serde_json::from_slice(call.text())
         .map_err(|e| ApiError::BadRequest(format!("the binding cannot be read: {e}")))?;
     let name = binding.metadata.name;
-    Ok(Target { plural: "pods".into(), name, subresource: Some("binding".into()), ..target.clone() })
+    Ok(ResourcePath { plural: "pods".into(), name, subresource: Some("binding".into()), ..target.clone() })
 }
 
-fn assign(at: At<'_>, pod: &mut Pod, binding: &Binding, node: &str) -> Result<(), ApiError> {
+fn assign(at: ObjectAddress<'_>, pod: &mut Pod, binding: &Binding, node: &str) -> Result<(), ApiError> {
     let refuse = |why: String| Err(ApiError::conflict(at.descriptor(), at.name, why));
     if let (Some(wanted), Some(found)) = (&binding.metadata.uid, &pod.metadata.uid)
         && wanted != found

@@ -1,19 +1,19 @@
 //! From a request body to an object of the kind the URL names.
 
 use bytes::Bytes;
+use cleat_apimachinery::address::ObjectAddress;
 use serde::Deserialize;
 use serde_json::error::Category;
 
-use super::At;
-use crate::error::{ApiError, GroupKind};
-use crate::field::FieldError;
 use crate::http::Call;
 use crate::http::body::REQUEST_LIMIT;
 use crate::http::query::FieldValidation;
-use crate::kind::{Kind, Object, Source};
-use crate::meta;
-use crate::schema::Schema;
-use crate::strict::{self, Findings};
+use cleat_apimachinery::error::{ApiError, GroupKind};
+use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::kind::{Kind, Object, Source};
+use cleat_apimachinery::meta;
+use cleat_apimachinery::schema::Schema;
+use cleat_apimachinery::strict::{self, Findings};
 
 const ACCEPTED: &str = "application/json";
 
@@ -156,7 +156,7 @@ pub(crate) fn repeated(patch: &[u8], validation: FieldValidation) -> Vec<String>
 
 /// The object a patch has made.
 pub(crate) fn patched(
-    at: At<'_>,
+    at: ObjectAddress<'_>,
     shown: String,
     patch: &[u8],
     repeated: Vec<String>,

@@ -7,18 +7,23 @@ use http::StatusCode;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, Time};
 
-use super::write::{Current, Written, is_free};
-use super::{At, list, read};
+use super::write::{Written, is_free};
+use super::{list, read};
+use crate::admission;
 use crate::api::Api;
-use crate::descriptor::DeleteReply;
-use crate::error::ApiError;
-use crate::field::FieldError;
 use crate::http::Call;
 use crate::http::query::Effect;
 use crate::http::reply::Reply;
-use crate::kind::{Kind, Object, Source, typed, typed_mut};
-use crate::render::Stored;
-use crate::{admission, guard, meta};
+use cleat_apimachinery::address::ObjectAddress;
+use cleat_apimachinery::descriptor::DeleteReply;
+use cleat_apimachinery::error::ApiError;
+use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::kind::{Kind, Object, Source, typed, typed_mut};
+use cleat_apimachinery::managed_fields::Current;
+use cleat_apimachinery::meta;
+use cleat_apimachinery::render::Stored;
+use cleat_auth::actor::Actor;
+use cleat_auth::write_authorization;
 
 const ORPHAN: &str = "orphan";
 const FOREGROUND: &str = "foregroundDeletion";
@@ -30,10 +35,9 @@ pub(crate) enum Outcome {
     Waiting(Written),
 }
 
-pub(crate) async fn delete(api: &Api, call: &Call, at: At<'_>) -> Result<Reply, ApiError> {
+pub(crate) async fn delete(api: &Api, call: &Call, at: ObjectAddress<'_>) -> Result<Reply, ApiError> {
     let (options, effect) = options(call)?;
-    guard::delete(api, at).await?;
-    match remove(api, at, &options, effect).await? {
+    match remove(api, &call.actor, at, &options, effect).await? {
         Outcome::Removed(stored) if at.descriptor().delete_reply == DeleteReply::Status => {
             let object = at.kind.decode(Source::Bytes(&stored.value));
             let uid = object.ok().and_then(|o| o.meta().uid.clone());
@@ -52,7 +56,8 @@ pub(crate) async fn delete_collection(
 ) -> Result<Reply, ApiError> {
     let (options, effect) = options(call)?;
     let wanted = call.query.list_options()?;
-    let selector = crate::selector::Selector::parse(&**kind, &wanted.label_selector, &wanted.field_selector)?;
+    let selector =
+        cleat_apimachinery::selector::Selector::parse(&**kind, &wanted.label_selector, &wanted.field_selector)?;
     let prefix = kind.descriptor().prefix(namespace);
     let snapshot = api.of(&**kind).list(Range { prefix: &prefix, ..Range::default() }).await?;
     let mut listed = Vec::new();
@@ -60,7 +65,7 @@ pub(crate) async fn delete_collection(
         let mut path = kept.key.rsplit('/');
         let name = path.next().unwrap_or_default();
         let namespace = path.next().filter(|_| kind.descriptor().namespaced);
-        match remove(api, At { kind: &**kind, namespace, name }, &options, effect).await {
+        match remove(api, &call.actor, ObjectAddress { kind: &**kind, namespace, name }, &options, effect).await {
             Ok(_) | Err(ApiError::NotFound { .. }) => listed.push(kept.clone()),
             Err(error) => return Err(error),
         }
@@ -96,16 +101,18 @@ fn options(call: &Call) -> Result<(DeleteOptions, Effect), ApiError> {
 
 pub(crate) async fn remove(
     api: &Api,
-    at: At<'_>,
+    actor: &Actor,
+    at: ObjectAddress<'_>,
     options: &DeleteOptions,
     effect: Effect,
 ) -> Result<Outcome, ApiError> {
+    write_authorization::delete(&*api.store, actor, at).await?;
     admission::delete(at)?;
     let key = at.key();
     loop {
         let entry = api.of(at.kind).get(&key).await?.ok_or_else(|| at.not_found())?;
         let stored = Stored::from(&entry);
-        let current = Current::of(api, at.kind, &entry, &stored)?;
+        let current = Current::of(&api.recent, at.kind, &entry, &stored)?;
         check_preconditions(&at, options, &*current.object, entry.modified)?;
         let mut step = Step::Keep;
         let mut document = current.edited(|object| {
@@ -142,7 +149,7 @@ pub(crate) async fn remove(
 }
 
 fn check_preconditions(
-    at: &At<'_>,
+    at: &ObjectAddress<'_>,
     options: &DeleteOptions,
     object: &dyn Object,
     current: u64,

@@ -13,17 +13,19 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::api::Api;
-use crate::error::ApiError;
-use crate::field::FieldError;
 use crate::http::Call;
 use crate::http::accept::{Form, Shape, negotiate};
 use crate::http::body::ApiBody;
-use crate::http::query::{Include, ListOptions, Match};
+use crate::http::query::{ListOptions, Match};
 use crate::http::reply::Reply;
-use crate::kind::Kind;
-use crate::render::{self, Stored};
-use crate::selector::Selector;
-use crate::{meta, table};
+use cleat_apimachinery::error::ApiError;
+use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::kind::Kind;
+use cleat_apimachinery::meta;
+use cleat_apimachinery::render::{self, Stored};
+use cleat_apimachinery::selector::Selector;
+use cleat_apimachinery::table;
+use cleat_apimachinery::table::Include;
 
 const CHUNK: usize = 64 << 10;
 const TOKEN_VERSION: &str = "meta.k8s.io/v1";

@@ -5,7 +5,6 @@ mod apply;
 pub(crate) mod binding;
 mod decode;
 pub(crate) mod delete;
-pub(crate) mod lines;
 mod list;
 mod read;
 mod scale;
@@ -13,46 +12,26 @@ mod update;
 mod watch;
 pub(crate) mod write;
 
+use cleat_apimachinery::address::ObjectAddress;
+use cleat_apimachinery::part::ObjectPart;
 use std::sync::Arc;
 
 use http::{Method, StatusCode};
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::api::Api;
-use crate::descriptor::{Descriptor, PutMissing};
-use crate::error::ApiError;
 use crate::http::Call;
 use crate::http::reply::Reply;
-use crate::http::route::Target;
-use crate::kind::{Kind, typed};
-use crate::managed::{Document, Operation, Tracker};
-use crate::selector::Selector;
+use cleat_apimachinery::descriptor::PutMissing;
+use cleat_apimachinery::error::ApiError;
+use cleat_apimachinery::field_ownership::Operation;
+use cleat_apimachinery::kind::{Kind, typed};
+use cleat_apimachinery::managed_fields::{Document, Tracker, decode as decode_stored};
+use cleat_apimachinery::selector::Selector;
+use cleat_auth::request_info::ResourcePath;
 use decode::Sent;
-use write::Part;
 
-/// One object's address.
-#[derive(Clone, Copy)]
-pub(crate) struct At<'a> {
-    pub(crate) kind: &'a dyn Kind,
-    pub(crate) namespace: Option<&'a str>,
-    pub(crate) name: &'a str,
-}
-
-impl At<'_> {
-    pub(crate) fn key(&self) -> String {
-        self.kind.descriptor().key(self.namespace, self.name)
-    }
-
-    pub(crate) fn descriptor(&self) -> &Descriptor {
-        self.kind.descriptor()
-    }
-
-    pub(crate) fn not_found(&self) -> ApiError {
-        ApiError::not_found(self.descriptor(), self.name)
-    }
-}
-
-pub(crate) async fn dispatch(api: &Arc<Api>, call: Call, target: &Target) -> Result<Reply, ApiError> {
+pub(crate) async fn dispatch(api: &Arc<Api>, call: Call, target: &ResourcePath) -> Result<Reply, ApiError> {
     let kinds = api.kinds();
     let redirected = binding::is_collection(&call, target).then(|| binding::redirected(&call, target)).transpose()?;
     let target = redirected.as_ref().unwrap_or(target);
@@ -62,7 +41,7 @@ pub(crate) async fn dispatch(api: &Arc<Api>, call: Call, target: &Target) -> Res
     Ok(reply)
 }
 
-async fn perform(api: &Arc<Api>, call: Call, target: &Target, kind: &Arc<dyn Kind>) -> Result<Reply, ApiError> {
+async fn perform(api: &Arc<Api>, call: Call, target: &ResourcePath, kind: &Arc<dyn Kind>) -> Result<Reply, ApiError> {
     let d = kind.descriptor();
     let namespace = target.namespace.as_deref();
     if namespace.is_some() && !d.namespaced {
@@ -74,7 +53,7 @@ async fn perform(api: &Arc<Api>, call: Call, target: &Target, kind: &Arc<dyn Kin
     if d.namespaced && namespace.is_none() {
         return Err(ApiError::NoSuchResource);
     }
-    let at = At { kind: &**kind, namespace, name };
+    let at = ObjectAddress { kind: &**kind, namespace, name };
     match target.subresource.as_deref() {
         None => object(api, &call, at).await,
         Some("status") if d.has_status => status(api, &call, at).await,
@@ -92,7 +71,7 @@ async fn perform(api: &Arc<Api>, call: Call, target: &Target, kind: &Arc<dyn Kin
             _ => Err(ApiError::MethodNotAllowed),
         },
         Some("finalize") if d.plural == "namespaces" => match call.method {
-            Method::PUT => update::put(api, &call, at, Part::Finalize).await,
+            Method::PUT => update::put(api, &call, at, ObjectPart::Finalize).await,
             _ => Err(ApiError::MethodNotAllowed),
         },
         Some(_) => Err(ApiError::NoSuchResource),
@@ -131,48 +110,49 @@ async fn create(api: &Arc<Api>, call: &Call, kind: &dyn Kind, namespace: Option<
     }
     let manager = call.query.field_manager("CreateOptions", &call.agent)?;
     let Sent { mut object, warnings, text } = decode::body(call, kind, validation)?;
-    let tracker = Tracker::new(kind, Part::Main, Operation::Update, &manager);
+    let tracker = Tracker::new(kind, ObjectPart::Main, Operation::Update, &manager);
     let owners = tracker.created(&mut *object, text.as_deref());
-    let written = write::insert(api, kind, namespace, Document { object, owners }, effect).await?;
+    let written = write::insert(api, &call.actor, kind, namespace, Document { object, owners }, effect).await?;
     Ok(read::written(call, kind, StatusCode::CREATED, written)?.with_warnings(warnings))
 }
 
-async fn object(api: &Arc<Api>, call: &Call, at: At<'_>) -> Result<Reply, ApiError> {
+async fn object(api: &Arc<Api>, call: &Call, at: ObjectAddress<'_>) -> Result<Reply, ApiError> {
     match call.method {
         Method::GET => read::get(api, call, at).await,
-        Method::PUT => match update::put(api, call, at, Part::Main).await {
+        Method::PUT => match update::put(api, call, at, ObjectPart::Main).await {
             Err(ApiError::NotFound { .. }) if at.descriptor().put_missing == PutMissing::Creates => {
                 let validation = call.query.field_validation("UpdateOptions")?;
                 let Sent { mut object, warnings, .. } = decode::body(call, at.kind, validation)?;
                 object.meta_mut().name = Some(at.name.into());
                 let manager = call.query.field_manager("UpdateOptions", &call.agent)?;
-                let owners = Tracker::new(at.kind, Part::Main, Operation::Update, &manager).created(&mut *object, None);
+                let owners =
+                    Tracker::new(at.kind, ObjectPart::Main, Operation::Update, &manager).created(&mut *object, None);
                 let effect = call.query.effect("UpdateOptions")?;
                 let document = Document { object, owners };
-                let written = write::insert(api, at.kind, at.namespace, document, effect).await?;
+                let written = write::insert(api, &call.actor, at.kind, at.namespace, document, effect).await?;
                 Ok(read::written(call, at.kind, StatusCode::CREATED, written)?.with_warnings(warnings))
             }
             other => other,
         },
-        Method::PATCH => update::patch(api, call, at, Part::Main).await,
+        Method::PATCH => update::patch(api, call, at, ObjectPart::Main).await,
         Method::DELETE => delete::delete(api, call, at).await,
         _ => Err(ApiError::MethodNotAllowed),
     }
 }
 
-async fn status(api: &Arc<Api>, call: &Call, at: At<'_>) -> Result<Reply, ApiError> {
+async fn status(api: &Arc<Api>, call: &Call, at: ObjectAddress<'_>) -> Result<Reply, ApiError> {
     match call.method {
         Method::GET => read::get(api, call, at).await,
-        Method::PUT => update::put(api, call, at, Part::Status).await,
-        Method::PATCH => update::patch(api, call, at, Part::Status).await,
+        Method::PUT => update::put(api, call, at, ObjectPart::Status).await,
+        Method::PATCH => update::patch(api, call, at, ObjectPart::Status).await,
         _ => Err(ApiError::MethodNotAllowed),
     }
 }
 
 /// Logs are with the node, and nothing runs there yet; so far only why there are none can be told.
-async fn log(api: &Api, call: &Call, at: At<'_>) -> Result<Reply, ApiError> {
+async fn log(api: &Api, call: &Call, at: ObjectAddress<'_>) -> Result<Reply, ApiError> {
     let entry = api.of(at.kind).get(&at.key()).await?.ok_or_else(|| at.not_found())?;
-    let object = write::decode(at.kind, &entry)?;
+    let object = decode_stored(at.kind, &entry)?;
     let spec = typed::<Pod>(&*object).spec.clone().unwrap_or_default();
     let names: Vec<&str> =
         spec.init_containers.iter().flatten().chain(&spec.containers).map(|c| c.name.as_str()).collect();

@@ -1,21 +1,22 @@
 //! GET of one object, and the rendering of one object in the form the client negotiated.
 
 use bytes::BytesMut;
+use cleat_apimachinery::address::ObjectAddress;
 use http::StatusCode;
 use serde_json::json;
 
-use super::At;
 use super::write::Written;
 use crate::api::Api;
-use crate::error::ApiError;
 use crate::http::Call;
 use crate::http::accept::{Form, Shape, negotiate};
 use crate::http::reply::Reply;
-use crate::kind::Kind;
-use crate::render::{self, Stored};
-use crate::{meta, table};
+use cleat_apimachinery::error::ApiError;
+use cleat_apimachinery::kind::Kind;
+use cleat_apimachinery::meta;
+use cleat_apimachinery::render::{self, Stored};
+use cleat_apimachinery::table;
 
-pub(crate) async fn get(api: &Api, call: &Call, at: At<'_>) -> Result<Reply, ApiError> {
+pub(crate) async fn get(api: &Api, call: &Call, at: ObjectAddress<'_>) -> Result<Reply, ApiError> {
     if let Some(asked) = call.query.list_options()?.version {
         let current = api.store.revision().await?;
         if asked > current {

@@ -1,26 +1,28 @@
 //! The `scale` subresource: how many, shown and changed without knowing the kind.
 
 use bytes::BytesMut;
+use cleat_apimachinery::address::ObjectAddress;
+use cleat_apimachinery::managed_fields::Current;
+use cleat_apimachinery::part::ObjectPart;
 use http::{Method, StatusCode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use serde_json::{Map, Value, json};
 
-use super::At;
-use super::write::{Current, Origin, Part, modify};
+use super::write::{Origin, modify};
 use crate::api::Api;
-use crate::descriptor::{Scale, ScaleSelector};
-use crate::error::{ApiError, GroupKind};
-use crate::field::FieldError;
 use crate::http::Call;
 use crate::http::reply::Reply;
-use crate::kind::Source;
-use crate::managed::Document;
-use crate::patch::{Format, Patch};
-use crate::render::{self, Stored};
-use crate::schema::Schema;
-use crate::strategy::shown_selector;
+use cleat_apimachinery::descriptor::{Scale, ScaleSelector};
+use cleat_apimachinery::error::{ApiError, GroupKind};
+use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::kind::Source;
+use cleat_apimachinery::managed_fields::Document;
+use cleat_apimachinery::patch::{Format, Patch};
+use cleat_apimachinery::render::{self, Stored};
+use cleat_apimachinery::schema::Schema;
+use cleat_registry::strategy::shown_selector;
 
-pub(crate) async fn scale(api: &Api, call: &Call, at: At<'_>, paths: &Scale) -> Result<Reply, ApiError> {
+pub(crate) async fn scale(api: &Api, call: &Call, at: ObjectAddress<'_>, paths: &Scale) -> Result<Reply, ApiError> {
     let stored = match call.method {
         Method::GET => {
             let entry = api.of(at.kind).get(&at.key()).await?.ok_or_else(|| at.not_found())?;
@@ -32,7 +34,7 @@ pub(crate) async fn scale(api: &Api, call: &Call, at: At<'_>, paths: &Scale) -> 
     Ok(Reply::json(StatusCode::OK, &shown(&value(at, &stored)?, paths)))
 }
 
-async fn write(api: &Api, call: &Call, at: At<'_>, paths: &Scale) -> Result<Stored, ApiError> {
+async fn write(api: &Api, call: &Call, at: ObjectAddress<'_>, paths: &Scale) -> Result<Stored, ApiError> {
     let options = if call.method == Method::PUT { "UpdateOptions" } else { "PatchOptions" };
     let effect = call.query.effect(options)?;
     let bad = |e: serde_json::Error| ApiError::BadRequest(format!("the scale cannot be read: {e}"));
@@ -66,10 +68,10 @@ async fn write(api: &Api, call: &Call, at: At<'_>, paths: &Scale) -> Result<Stor
         object.meta_mut().managed_fields = None;
         Ok(Document { object, owners: current.divided.owners.clone() })
     };
-    modify(api, at, Part::Main, origin, effect, &mut change).await.map(|written| written.stored)
+    modify(api, &call.actor, at, ObjectPart::Main, origin, effect, &mut change).await.map(|written| written.stored)
 }
 
-fn replicas(at: At<'_>, scale: &Value) -> Result<i64, ApiError> {
+fn replicas(at: ObjectAddress<'_>, scale: &Value) -> Result<i64, ApiError> {
     let replicas = scale.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(0);
     if replicas >= 0 {
         return Ok(replicas);
@@ -79,7 +81,7 @@ fn replicas(at: At<'_>, scale: &Value) -> Result<i64, ApiError> {
     Err(ApiError::Invalid { kind, name: at.name.into(), errors: vec![error] })
 }
 
-fn value(at: At<'_>, stored: &Stored) -> Result<Value, ApiError> {
+fn value(at: ObjectAddress<'_>, stored: &Stored) -> Result<Value, ApiError> {
     let mut bytes = BytesMut::new();
     render::object(&mut bytes, at.descriptor(), stored);
     serde_json::from_slice(&bytes).map_err(|e| ApiError::Internal(format!("a stored object cannot be read: {e}")))

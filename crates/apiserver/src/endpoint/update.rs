@@ -1,19 +1,23 @@
 //! PUT and PATCH.
 
+use cleat_apimachinery::address::ObjectAddress;
+use cleat_apimachinery::managed_fields::Current;
+use cleat_apimachinery::part::ObjectPart;
 use http::StatusCode;
 
 use super::decode::Sent;
-use super::write::{Current, Origin, Part, is_free, modify};
-use super::{At, apply, decode, read};
+use super::write::{Origin, is_free, modify};
+use super::{apply, decode, read};
 use crate::api::Api;
-use crate::error::ApiError;
-use crate::field::FieldError;
 use crate::http::Call;
 use crate::http::reply::Reply;
-use crate::managed::{Document, Operation, Tracker};
-use crate::patch::{self, Format};
+use cleat_apimachinery::error::ApiError;
+use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::field_ownership::Operation;
+use cleat_apimachinery::managed_fields::{Document, Tracker};
+use cleat_apimachinery::patch::{self, Format};
 
-pub(crate) async fn put(api: &Api, call: &Call, at: At<'_>, part: Part) -> Result<Reply, ApiError> {
+pub(crate) async fn put(api: &Api, call: &Call, at: ObjectAddress<'_>, part: ObjectPart) -> Result<Reply, ApiError> {
     let effect = call.query.effect("UpdateOptions")?;
     let validation = call.query.field_validation("UpdateOptions")?;
     let manager = call.query.field_manager("UpdateOptions", &call.agent)?;
@@ -30,11 +34,11 @@ pub(crate) async fn put(api: &Api, call: &Call, at: At<'_>, part: Part) -> Resul
         let owners = tracker.updated(&current.divided, &mut *object, text.as_deref());
         Ok(Document { object, owners })
     };
-    let written = modify(api, at, part, Origin::Put, effect, &mut change).await?;
+    let written = modify(api, &call.actor, at, part, Origin::Put, effect, &mut change).await?;
     Ok(read::written(call, at.kind, StatusCode::OK, written)?.with_warnings(warnings))
 }
 
-pub(crate) async fn patch(api: &Api, call: &Call, at: At<'_>, part: Part) -> Result<Reply, ApiError> {
+pub(crate) async fn patch(api: &Api, call: &Call, at: ObjectAddress<'_>, part: ObjectPart) -> Result<Reply, ApiError> {
     let effect = call.query.effect("PatchOptions")?;
     let validation = call.query.field_validation("PatchOptions")?;
     let manager = call.query.field_manager("PatchOptions", &call.agent)?;
@@ -68,6 +72,6 @@ pub(crate) async fn patch(api: &Api, call: &Call, at: At<'_>, part: Part) -> Res
         let owners = tracker.updated(&current.divided, &mut *object, None);
         Ok(Document { object, owners })
     };
-    let written = modify(api, at, part, Origin::Patch, effect, &mut change).await?;
+    let written = modify(api, &call.actor, at, part, Origin::Patch, effect, &mut change).await?;
     Ok(read::written(call, at.kind, StatusCode::OK, written)?.with_warnings(warnings))
 }

@@ -15,19 +15,21 @@ use futures::{FutureExt, StreamExt};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::lines::{Line, Lines};
 use crate::api::Api;
-use crate::error::ApiError;
-use crate::field::FieldError;
 use crate::http::Call;
 use crate::http::accept::{Form, Shape, negotiate};
 use crate::http::body::ApiBody;
-use crate::http::query::{Include, ListOptions, Match};
+use crate::http::query::{ListOptions, Match};
 use crate::http::reply::Reply;
-use crate::kind::Kind;
-use crate::render::{self, Stored};
-use crate::selector::Selector;
-use crate::{meta, table};
+use crate::watch_frames::{Line, Lines};
+use cleat_apimachinery::error::ApiError;
+use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::kind::Kind;
+use cleat_apimachinery::meta;
+use cleat_apimachinery::render::{self, Stored};
+use cleat_apimachinery::selector::Selector;
+use cleat_apimachinery::table;
+use cleat_apimachinery::table::Include;
 
 const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
 /// Watches without a deadline of their own end somewhere in this range, so that they do not all end together.

@@ -6,29 +6,22 @@ use std::sync::Arc;
 use cleat_store::{Entry, WriteError};
 use k8s_openapi::api::core::v1::Namespace;
 
-use super::At;
+use crate::admission;
 use crate::api::Api;
-use crate::descriptor::{FirstWrite, PutVersion};
-use crate::error::ApiError;
-use crate::field::FieldError;
 use crate::http::query::Effect;
-use crate::kind::{Kind, Object, typed, typed_mut};
-use crate::managed::{Divided, Document, Encoded};
-use crate::render::Stored;
-use crate::{admission, guard, meta};
+use cleat_apimachinery::address::ObjectAddress;
+use cleat_apimachinery::descriptor::{FirstWrite, PutVersion};
+use cleat_apimachinery::error::ApiError;
+use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::kind::{Kind, Object, typed, typed_mut};
+use cleat_apimachinery::managed_fields::{Current, Divided, Document, Encoded, decode};
+use cleat_apimachinery::meta;
+use cleat_apimachinery::part::ObjectPart;
+use cleat_apimachinery::render::Stored;
+use cleat_auth::actor::Actor;
+use cleat_auth::write_authorization;
 
 const NAME_ATTEMPTS: usize = 8;
-
-/// Which part of the object a modification is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
-    Main,
-    Status,
-    /// `spec.finalizers` of a namespace.
-    Finalize,
-    /// The server's own bookkeeping: nothing is restored.
-    Whole,
-}
 
 /// What a client that names the wrong incarnation is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +58,7 @@ impl Written {
 
 pub(crate) async fn insert(
     api: &Api,
+    actor: &Actor,
     kind: &dyn Kind,
     namespace: Option<&str>,
     document: Document,
@@ -80,7 +74,7 @@ pub(crate) async fn insert(
     place(d.namespaced, namespace, &mut *object)?;
     meta::normalise(object.meta_mut());
     kind.default(&mut *object);
-    guard::create(api, kind, &*object).await?;
+    write_authorization::create(&api.security.authorizer, actor, kind, &*object).await?;
     admission::create(api, kind, &mut *object).await?;
     meta::stamp_created(object.meta_mut(), now);
     let base = object.meta().generate_name.clone().filter(|_| object.meta().name.is_none());
@@ -136,54 +130,14 @@ fn place(namespaced: bool, namespace: Option<&str>, object: &mut dyn Object) -> 
     Ok(())
 }
 
-/// The object of an entry, without managedFields.
-pub(crate) fn decode(kind: &dyn Kind, entry: &Entry) -> Result<Box<dyn Object>, ApiError> {
-    read(kind, entry, &Divided::of(kind.descriptor(), &entry.value))
-}
-
-fn read(kind: &dyn Kind, entry: &Entry, divided: &Divided<'_>) -> Result<Box<dyn Object>, ApiError> {
-    let damaged = |e| ApiError::Internal(format!("the stored object {} cannot be read: {e}", entry.key));
-    divided.decode(kind).map_err(damaged)
-}
-
-/// What is stored now.
-pub(crate) struct Current<'a> {
-    /// Without managedFields; the resourceVersion may be there.
-    pub(crate) object: Arc<dyn Object>,
-    pub(crate) divided: Divided<'a>,
-    pub(crate) stored: &'a Stored,
-}
-
-impl<'a> Current<'a> {
-    pub(super) fn of(api: &Api, kind: &dyn Kind, entry: &'a Entry, stored: &'a Stored) -> Result<Self, ApiError> {
-        let divided = Divided::of(kind.descriptor(), &entry.value);
-        let object = match api.recent.take(entry.modified).filter(|_| kind.is_kept()) {
-            Some(object) => {
-                debug_assert!(divided.says(&*object), "what was kept of {} is not what is stored", entry.key);
-                object
-            }
-            None => read(kind, entry, &divided)?.into(),
-        };
-        Ok(Self { object, divided, stored })
-    }
-}
-
-impl Current<'_> {
-    /// The object changed by the server itself, which owns nothing.
-    pub(crate) fn edited(&self, edit: impl FnOnce(&mut dyn Object)) -> Document {
-        let mut object = self.object.copy();
-        edit(&mut *object);
-        Document { object, owners: self.divided.owners.clone() }
-    }
-}
-
 /// Computes the new object from the current one; runs again if somebody else wrote in between.
 pub(crate) type Change<'a> = dyn FnMut(&Current<'_>) -> Result<Document, ApiError> + Send + 'a;
 
 pub(crate) async fn modify(
     api: &Api,
-    at: At<'_>,
-    part: Part,
+    actor: &Actor,
+    at: ObjectAddress<'_>,
+    part: ObjectPart,
     origin: Origin,
     effect: Effect,
     change: &mut Change<'_>,
@@ -192,13 +146,13 @@ pub(crate) async fn modify(
     loop {
         let entry = api.of(at.kind).get(&key).await?.ok_or_else(|| at.not_found())?;
         let stored = Stored::from(&entry);
-        let current = Current::of(api, at.kind, &entry, &stored)?;
+        let current = Current::of(&api.recent, at.kind, &entry, &stored)?;
         let Document { object: mut new, owners } = change(&current)?;
         let Current { object: old, divided: Divided { owners: owners_before, .. }, .. } = current;
         check_identity(&at, origin, &*new, &*old, entry.modified)?;
         complete(&at, part, &mut *new, &*old);
-        guard::update(api, &at, part, &*new, &*old).await?;
-        if part == Part::Main {
+        write_authorization::update(&api.security.authorizer, actor, &at, part, &*new, &*old).await?;
+        if part == ObjectPart::Main {
             admission::update(api, at.kind, &mut *new, &*old).await?;
         }
         restore(&at, part, &mut *new, &*old);
@@ -247,7 +201,7 @@ pub(crate) fn is_free(kind: &dyn Kind, object: &dyn Object) -> bool {
 }
 
 fn check_identity(
-    at: &At<'_>,
+    at: &ObjectAddress<'_>,
     origin: Origin,
     new: &dyn Object,
     old: &dyn Object,
@@ -293,8 +247,8 @@ fn check_identity(
 }
 
 /// Carries over the metadata that is the server's own, and fills defaults.
-fn complete(at: &At<'_>, part: Part, new: &mut dyn Object, old: &dyn Object) {
-    if part != Part::Whole {
+fn complete(at: &ObjectAddress<'_>, part: ObjectPart, new: &mut dyn Object, old: &dyn Object) {
+    if part != ObjectPart::Whole {
         meta::carry_over(new.meta_mut(), old.meta());
         meta::normalise(new.meta_mut());
         at.kind.default(new);
@@ -302,30 +256,30 @@ fn complete(at: &At<'_>, part: Part, new: &mut dyn Object, old: &dyn Object) {
 }
 
 /// Puts back everything outside the part.
-fn restore(at: &At<'_>, part: Part, new: &mut dyn Object, old: &dyn Object) {
+fn restore(at: &ObjectAddress<'_>, part: ObjectPart, new: &mut dyn Object, old: &dyn Object) {
     match part {
-        Part::Main => at.kind.prepare_update(new, old),
-        Part::Status => at.kind.prepare_status(new, old, meta::now()),
-        Part::Finalize => {
+        ObjectPart::Main => at.kind.prepare_update(new, old),
+        ObjectPart::Status => at.kind.prepare_status(new, old, meta::now()),
+        ObjectPart::Finalize => {
             let status = typed::<Namespace>(old).status.clone();
             typed_mut::<Namespace>(new).status = status;
         }
-        Part::Whole => {}
+        ObjectPart::Whole => {}
     }
     // Neither the one it was read at nor the old object's is stored.
     new.meta_mut().resource_version = None;
 }
 
-fn check_valid(at: &At<'_>, part: Part, new: &dyn Object, old: &dyn Object) -> Result<(), ApiError> {
+fn check_valid(at: &ObjectAddress<'_>, part: ObjectPart, new: &dyn Object, old: &dyn Object) -> Result<(), ApiError> {
     let mut errors = meta::validate_update(new.meta(), old.meta());
     match part {
-        Part::Main => {
+        ObjectPart::Main => {
             errors.extend(meta::validate(new.meta(), at.kind.name_rule(), at.descriptor().finalizers()));
             errors.extend(at.kind.validate(new));
             errors.extend(at.kind.validate_update(new, old));
         }
-        Part::Status => errors.extend(at.kind.validate_status(new, old)),
-        Part::Finalize | Part::Whole => {}
+        ObjectPart::Status => errors.extend(at.kind.validate_status(new, old)),
+        ObjectPart::Finalize | ObjectPart::Whole => {}
     }
     if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(at.descriptor(), at.name, errors)) }
 }

@@ -1,6 +1,6 @@
 //! Content negotiation: which form of an answer the client asked for.
 
-use crate::error::ApiError;
+use cleat_apimachinery::error::ApiError;
 
 /// The form of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use futures::{Stream, StreamExt};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 
-use crate::error::ApiError;
+use cleat_apimachinery::error::ApiError;
 
 pub(crate) const REQUEST_LIMIT: usize = 3 << 20;
 

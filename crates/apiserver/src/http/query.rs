@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use cleat_store::Revision;
 
-use crate::error::ApiError;
-use crate::field::FieldError;
+use cleat_apimachinery::error::ApiError;
+use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::table::Include;
 
 const MANAGER_LIMIT: usize = 128;
 
@@ -165,11 +166,4 @@ impl Query {
             Some(other) => Err(ApiError::BadRequest(format!("unrecognized includeObject value: {other:?}"))),
         }
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Include {
-    None,
-    Metadata,
-    Object,
 }

@@ -7,8 +7,8 @@ use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
 use super::body::ApiBody;
-use crate::descriptor::Descriptor;
-use crate::error::ApiError;
+use cleat_apimachinery::descriptor::Descriptor;
+use cleat_apimachinery::error::ApiError;
 
 pub(crate) const JSON: &str = "application/json";
 

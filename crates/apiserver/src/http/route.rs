@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use cleat_auth::request_info::ResourcePath;
 use percent_encoding::percent_decode_str;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,18 +21,8 @@ pub(crate) enum Route {
     OpenApiV2,
     OpenApiV3,
     OpenApiV3Document(String),
-    Resource(Arc<Target>),
+    Resource(Arc<ResourcePath>),
     Unknown,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Target {
-    pub(crate) group: String,
-    pub(crate) version: String,
-    pub(crate) namespace: Option<String>,
-    pub(crate) plural: String,
-    pub(crate) name: Option<String>,
-    pub(crate) subresource: Option<String>,
 }
 
 pub(crate) fn parse(path: &str) -> Route {
@@ -69,7 +60,7 @@ fn resource(group: &str, version: &str, rest: &[&str]) -> Route {
         _ => (None, rest),
     };
     let [plural, path @ ..] = rest else { return Route::Unknown };
-    Route::Resource(Arc::new(Target {
+    Route::Resource(Arc::new(ResourcePath {
         group: group.into(),
         version: version.into(),
         namespace,
@@ -86,7 +77,7 @@ mod tests {
     #[test]
     fn paths_name_their_target() {
         let target = |namespace: Option<&str>, plural: &str, name: Option<&str>, sub: Option<&str>| {
-            Route::Resource(Arc::new(Target {
+            Route::Resource(Arc::new(ResourcePath {
                 group: String::new(),
                 version: "v1".into(),
                 namespace: namespace.map(Into::into),

@@ -15,10 +15,10 @@ use http::request::Parts;
 use serde_json::{Map, json};
 use sha2::{Digest, Sha256};
 
-use crate::api::Kinds;
-use crate::error::ApiError;
 use crate::http::reply::Reply;
-use crate::schema::builtin::Definitions;
+use cleat_apimachinery::error::ApiError;
+use cleat_apimachinery::schema::builtin::Definitions;
+use cleat_registry::catalog::Kinds;
 
 /// Clients ask for it with an `@`, which no parser of media types accepts in an answer.
 const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";

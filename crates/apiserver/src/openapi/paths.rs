@@ -3,8 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use super::document_path;
-use crate::descriptor::Descriptor;
-use crate::kind::Kind;
+use cleat_apimachinery::descriptor::Descriptor;
+use cleat_apimachinery::kind::Kind;
 
 /// Which dialect an operation is written in.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use super::paths::{self, Dialect};
-use crate::api::Kinds;
-use crate::schema::builtin::{Definitions, PREFIX};
+use cleat_apimachinery::schema::builtin::{Definitions, PREFIX};
+use cleat_registry::catalog::Kinds;
 
 const REFERENCE: &str = "#/definitions/";
 

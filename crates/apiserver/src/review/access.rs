@@ -8,13 +8,13 @@ use k8s_openapi::api::authorization::v1::{
 
 use super::{body, created, invalid};
 use crate::api::Api;
-use crate::authenticate::Caller;
-use crate::authorize::{Attributes, What};
-use crate::descriptor::Descriptor;
-use crate::error::ApiError;
-use crate::field::FieldError;
 use crate::http::Call;
 use crate::http::reply::Reply;
+use cleat_apimachinery::descriptor::Descriptor;
+use cleat_apimachinery::error::ApiError;
+use cleat_apimachinery::field::FieldError;
+use cleat_auth::authenticate::Caller;
+use cleat_auth::authorize::{Attributes, What};
 
 pub(super) async fn own(api: &Api, call: &Call, d: &Descriptor, caller: &Caller) -> Result<Reply, ApiError> {
     let mut review: SelfSubjectAccessReview = body(call, d)?;
@@ -97,11 +97,11 @@ async fn judge(
                 name: &name,
             };
             let asked = Attributes { fields: &fields, ..Attributes::new(&verb, what) };
-            api.security.authorizer.decide(api, caller, &asked).await
+            api.security.authorizer.decide(caller, &asked).await
         }
         (None, asked) => {
             let (path, verb) = asked.map(|a| (text(&a.path), text(&a.verb))).unwrap_or_default();
-            api.security.authorizer.decide(api, caller, &Attributes::new(&verb, What::Path(&path))).await
+            api.security.authorizer.decide(caller, &Attributes::new(&verb, What::Path(&path))).await
         }
     };
     SubjectAccessReviewStatus {
@@ -116,7 +116,7 @@ pub(super) async fn rules(api: &Api, call: &Call, d: &Descriptor, caller: &Calle
     let namespace = review.spec.namespace.clone().filter(|n| !n.is_empty());
     let Some(namespace) = namespace else { return Err(ApiError::BadRequest("no namespace on request".into())) };
     let mut status = SubjectRulesReviewStatus::default();
-    for rule in api.security.authorizer.rules(api, caller, Some(&namespace)).await {
+    for rule in api.security.authorizer.rules(caller, Some(&namespace)).await {
         match rule.non_resource_urls.filter(|urls| !urls.is_empty()) {
             Some(urls) => {
                 status.non_resource_rules.push(NonResourceRule { non_resource_urls: Some(urls), verbs: rule.verbs });

@@ -14,13 +14,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::api::Api;
-use crate::authenticate::Caller;
-use crate::descriptor::Descriptor;
-use crate::error::{ApiError, GroupKind};
-use crate::field::FieldError;
 use crate::http::Call;
 use crate::http::reply::{JSON, Reply};
-use crate::http::route::Target;
+use cleat_apimachinery::descriptor::Descriptor;
+use cleat_apimachinery::error::{ApiError, GroupKind};
+use cleat_apimachinery::field::FieldError;
+use cleat_auth::authenticate::Caller;
+use cleat_auth::request_info::ResourcePath;
 
 const AUTHENTICATION: &str = "authentication.k8s.io";
 const AUTHORIZATION: &str = "authorization.k8s.io";
@@ -51,7 +51,12 @@ pub(crate) fn is_group(group: &str, version: &str) -> bool {
     DESCRIPTORS.iter().any(|d| d.group == group && d.version == version)
 }
 
-pub(crate) async fn answer(api: &Arc<Api>, call: &Call, caller: &Caller, target: &Target) -> Result<Reply, ApiError> {
+pub(crate) async fn answer(
+    api: &Arc<Api>,
+    call: &Call,
+    caller: &Caller,
+    target: &ResourcePath,
+) -> Result<Reply, ApiError> {
     let d = find(&target.group, &target.version, &target.plural).ok_or(ApiError::NoSuchResource)?;
     if target.name.is_some() || target.namespace.is_some() != d.namespaced {
         return Err(ApiError::NoSuchResource);
@@ -63,7 +68,7 @@ pub(crate) async fn answer(api: &Arc<Api>, call: &Call, caller: &Caller, target:
     match d.kind.as_str() {
         "SelfSubjectReview" => {
             let mut review: SelfSubjectReview = body(call, d)?;
-            review.metadata.creation_timestamp = Some(k8s_time(crate::meta::now()));
+            review.metadata.creation_timestamp = Some(k8s_time(cleat_apimachinery::meta::now()));
             review.status = Some(SelfSubjectReviewStatus { user_info: Some(user_info(caller)) });
             created(&review)
         }

@@ -1,5 +1,6 @@
 //! Making tokens for service accounts, and telling others whether a token is good.
 
+use cleat_apimachinery::address::ObjectAddress;
 use k8s_openapi::api::authentication::v1::{
     BoundObjectReference, TokenRequest, TokenRequestStatus, TokenReview, TokenReviewStatus,
 };
@@ -9,16 +10,17 @@ use serde::Deserialize;
 
 use super::{AUTHENTICATION, body, created, group_kind, k8s_time, user_info};
 use crate::api::Api;
-use crate::authenticate::account::{self, user_name};
-use crate::authenticate::token::{Bound, Claims, ISSUER, Reference};
-use crate::descriptor::Descriptor;
-use crate::endpoint::At;
-use crate::error::ApiError;
-use crate::field::FieldError;
 use crate::http::Call;
 use crate::http::query::Effect;
 use crate::http::reply::Reply;
-use crate::{guard, meta};
+use cleat_apimachinery::descriptor::Descriptor;
+use cleat_apimachinery::error::ApiError;
+use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::meta;
+use cleat_auth::actor::Actor;
+use cleat_auth::authenticate::Caller;
+use cleat_auth::authenticate::account::user_name;
+use cleat_auth::authenticate::token::{Bound, Claims, ISSUER, Reference};
 
 const DEFAULT: i64 = 3600;
 const SHORTEST: i64 = 600;
@@ -39,7 +41,7 @@ pub(super) async fn review(api: &Api, call: &Call, d: &Descriptor) -> Result<Rep
         return Err(ApiError::BadRequest("token is required for TokenReview in authentication".into()));
     }
     let audiences = review.spec.audiences.clone().filter(|a| !a.is_empty()).unwrap_or_else(|| vec![ISSUER.into()]);
-    review.status = Some(match account::check(api, &review.spec.token, &audiences).await {
+    review.status = Some(match api.security.authenticator.check_token(&review.spec.token, &audiences).await {
         Ok(found) => TokenReviewStatus {
             authenticated: Some(true),
             user: Some(user_info(&found.caller)),
@@ -57,7 +59,7 @@ pub(super) async fn review(api: &Api, call: &Call, d: &Descriptor) -> Result<Rep
 }
 
 /// `POST …/serviceaccounts/NAME/token`
-pub(crate) async fn request(api: &Api, call: &Call, at: At<'_>) -> Result<Reply, ApiError> {
+pub(crate) async fn request(api: &Api, call: &Call, at: ObjectAddress<'_>) -> Result<Reply, ApiError> {
     let effect = call.query.effect("CreateOptions")?;
     let descriptor = Descriptor::new(AUTHENTICATION, "v1", "TokenRequest", "tokenrequests");
     let mut request: TokenRequest = body(call, &descriptor)?;
@@ -75,7 +77,7 @@ pub(crate) async fn request(api: &Api, call: &Call, at: At<'_>) -> Result<Reply,
         ..Bound::default()
     };
     bind(api, at, spec.bound_object_ref.as_ref(), &mut bound).await?;
-    check_node(at, &bound)?;
+    check_node(&call.actor, at, &bound)?;
     let now = meta::now();
     let start = now.as_second();
     let extended = seconds == WARNED && bound.pod.is_some() && audiences == [ISSUER];
@@ -90,8 +92,13 @@ pub(crate) async fn request(api: &Api, call: &Call, at: At<'_>) -> Result<Reply,
         aud: audiences.clone(),
         bound,
     };
-    let signed =
-        || api.security.signer.sign(&claims).ok_or_else(|| ApiError::Internal("the token cannot be signed".into()));
+    let signed = || {
+        api.security
+            .authenticator
+            .signer
+            .sign(&claims)
+            .ok_or_else(|| ApiError::Internal("the token cannot be signed".into()))
+    };
     let token = if effect == Effect::DryRun { String::new() } else { signed()? };
     spec.audiences = Some(audiences);
     spec.expiration_seconds = Some(seconds);
@@ -117,7 +124,12 @@ fn check_duration(seconds: i64) -> Result<(), ApiError> {
     Err(ApiError::Invalid { kind: group_kind(AUTHENTICATION, "TokenRequest"), name: String::new(), errors })
 }
 
-async fn bind(api: &Api, at: At<'_>, wanted: Option<&BoundObjectReference>, bound: &mut Bound) -> Result<(), ApiError> {
+async fn bind(
+    api: &Api,
+    at: ObjectAddress<'_>,
+    wanted: Option<&BoundObjectReference>,
+    bound: &mut Bound,
+) -> Result<(), ApiError> {
     let Some(wanted) = wanted else { return Ok(()) };
     let (kind, version) = (wanted.kind.as_deref().unwrap_or_default(), wanted.api_version.as_deref().unwrap_or("v1"));
     let (plural, namespace) = match (kind, version) {
@@ -173,9 +185,8 @@ async fn node_reference(api: &Api, name: String) -> Result<Reference, ApiError> 
 }
 
 /// A node gets tokens only for the pods it runs.
-fn check_node(at: At<'_>, bound: &Bound) -> Result<(), ApiError> {
-    let caller = guard::caller();
-    let Some(node) = caller.as_deref().and_then(|c| c.node()) else { return Ok(()) };
+fn check_node(actor: &Actor, at: ObjectAddress<'_>, bound: &Bound) -> Result<(), ApiError> {
+    let Some(node) = actor.caller().and_then(Caller::node) else { return Ok(()) };
     let why = match (&bound.pod, &bound.node) {
         (None, _) => format!("node requested token not bound to a pod: {node:?}"),
         (Some(_), Some(found)) if found.name == node => return Ok(()),

@@ -1,0 +1,239 @@
+//! What a kind is called and where it lives: the facts that routing, discovery, storage keys and error messages share.
+
+use std::fmt;
+
+use crate::meta::FinalizerRule;
+
+/// What a completed deletion answers with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeleteReply {
+    Object,
+    Status,
+}
+
+/// Whether a PUT may leave out `metadata.resourceVersion`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PutVersion {
+    Optional,
+    Required,
+}
+
+/// What a PUT to a missing name does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PutMissing {
+    NotFound,
+    Creates,
+}
+
+/// Whether the first write to an object can turn out to change nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FirstWrite {
+    MayBeNothing,
+    /// Something that only reading fills in is written down by it, so it always has a version of its own.
+    Counts,
+}
+
+/// Where an object keeps what the `scale` subresource shows. Paths are lists of field names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scale {
+    pub wanted: Vec<String>,
+    pub actual: Vec<String>,
+    pub selector: ScaleSelector,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ScaleSelector {
+    None,
+    /// In the words of a label selector.
+    Text(Vec<String>),
+    /// As an object of labels and expressions.
+    Labels(Vec<String>),
+}
+
+impl Scale {
+    /// As all workloads have it.
+    pub fn by_labels() -> Self {
+        let path = |parts: [&str; 2]| parts.map(Into::into).to_vec();
+        Self {
+            wanted: path(["spec", "replicas"]),
+            actual: path(["status", "replicas"]),
+            selector: ScaleSelector::Labels(path(["spec", "selector"])),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Descriptor {
+    pub group: String,
+    pub version: String,
+    pub kind: String,
+    pub plural: String,
+    pub singular: String,
+    pub short_names: Vec<String>,
+    pub categories: Vec<String>,
+    pub namespaced: bool,
+    pub has_status: bool,
+    pub scale: Option<Scale>,
+    /// Somebody defined it.
+    pub custom: bool,
+    pub delete_reply: DeleteReply,
+    pub put_version: PutVersion,
+    pub put_missing: PutMissing,
+    pub first_write: FirstWrite,
+    /// Is the kind a question that is answered and not stored?
+    only_created: bool,
+    pub list_kind: String,
+    /// What follows the root in the storage key.
+    storage: String,
+    /// Every stored object of the kind begins with these bytes; the resourceVersion is inserted after them.
+    head: String,
+}
+
+impl Descriptor {
+    pub fn new(group: &str, version: &str, kind: &str, plural: &str) -> Self {
+        let mut made = Self {
+            group: group.into(),
+            version: version.into(),
+            kind: kind.into(),
+            plural: plural.into(),
+            singular: kind.to_ascii_lowercase(),
+            short_names: Vec::new(),
+            categories: Vec::new(),
+            namespaced: true,
+            has_status: false,
+            scale: None,
+            custom: false,
+            list_kind: format!("{kind}List"),
+            delete_reply: DeleteReply::Object,
+            put_version: PutVersion::Optional,
+            put_missing: PutMissing::NotFound,
+            first_write: FirstWrite::MayBeNothing,
+            only_created: false,
+            storage: plural.into(),
+            head: String::new(),
+        };
+        made.head = format!(r#"{{"apiVersion":"{}","kind":"{}","metadata":{{"#, made.api_version(), kind);
+        made
+    }
+
+    pub fn short(mut self, names: &[&str]) -> Self {
+        self.short_names = names.iter().map(|n| (*n).into()).collect();
+        self
+    }
+
+    pub fn category(mut self, name: &str) -> Self {
+        self.categories.push(name.into());
+        self
+    }
+
+    pub fn cluster_scoped(mut self) -> Self {
+        self.namespaced = false;
+        self
+    }
+
+    pub fn with_status(mut self) -> Self {
+        self.has_status = true;
+        self
+    }
+
+    pub fn scales(mut self, scale: Scale) -> Self {
+        self.scale = Some(scale);
+        self
+    }
+
+    pub fn deletes_with_status(mut self) -> Self {
+        self.delete_reply = DeleteReply::Status;
+        self
+    }
+
+    pub fn put_needs_version(mut self) -> Self {
+        self.put_version = PutVersion::Required;
+        self
+    }
+
+    pub fn put_creates(mut self) -> Self {
+        self.put_missing = PutMissing::Creates;
+        self
+    }
+
+    pub fn first_write_counts(mut self) -> Self {
+        self.first_write = FirstWrite::Counts;
+        self
+    }
+
+    pub fn only_created(mut self) -> Self {
+        self.only_created = true;
+        self
+    }
+
+    pub fn stored_under(mut self, segment: &str) -> Self {
+        self.storage = segment.into();
+        self
+    }
+
+    pub fn api_version(&self) -> String {
+        if self.group.is_empty() { self.version.clone() } else { format!("{}/{}", self.group, self.version) }
+    }
+
+    pub fn list_kind(&self) -> String {
+        self.list_kind.clone()
+    }
+
+    pub fn finalizers(&self) -> FinalizerRule {
+        if self.custom || self.group == "apiextensions.k8s.io" { FinalizerRule::Any } else { FinalizerRule::Qualified }
+    }
+
+    pub fn head(&self) -> &str {
+        &self.head
+    }
+
+    pub fn resource(&self) -> Resource {
+        Resource { group: self.group.clone(), plural: self.plural.clone() }
+    }
+
+    /// The key prefix of all objects of the kind, or of those in one namespace. It ends in `/`, so that no namespace
+    /// is a prefix of another.
+    pub fn prefix(&self, namespace: Option<&str>) -> String {
+        self.key(namespace, "")
+    }
+
+    pub fn key(&self, namespace: Option<&str>, name: &str) -> String {
+        const ROOT: &str = "/registry/";
+        let namespace = namespace.filter(|_| self.namespaced);
+        let inside = namespace.map_or(0, |namespace| namespace.len() + 1);
+        let mut key = String::with_capacity(ROOT.len() + self.storage.len() + 1 + inside + name.len());
+        key.extend([ROOT, &self.storage, "/"]);
+        if let Some(namespace) = namespace {
+            key.extend([namespace, "/"]);
+        }
+        key.push_str(name);
+        key
+    }
+
+    pub fn verbs(&self) -> &'static [&'static str] {
+        if self.only_created {
+            &["create"]
+        } else if self.plural == "namespaces" {
+            &["create", "delete", "get", "list", "patch", "update", "watch"]
+        } else {
+            &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
+        }
+    }
+}
+
+/// A resource as error messages name it: `pods`, `leases.coordination.k8s.io`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resource {
+    pub group: String,
+    pub plural: String,
+}
+
+impl fmt::Display for Resource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.plural)?;
+        if !self.group.is_empty() {
+            write!(f, ".{}", self.group)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,279 @@
+//! The door between typed objects and ownership: what the endpoints call.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
+use serde_json::{Value, json};
+
+use super::document::Divided;
+use crate::field_ownership::Recorded;
+use crate::field_ownership::apply::{ApplyError, Wish, apply, update};
+use crate::field_ownership::compare::{difference, difference_of_texts};
+use crate::field_ownership::entries::{Identity, Operation, Owners};
+use crate::field_ownership::precedent::{Case, Precedent};
+use crate::field_ownership::set::FieldSet;
+use crate::kind::{Kind, Object};
+use crate::meta;
+use crate::part::ObjectPart as Part;
+
+/// Owner of what was there before ownership was recorded.
+const BEFORE_FIRST_APPLY: &str = "before-first-apply";
+
+/// One writer of one kind.
+pub struct Tracker<'a> {
+    kind: &'a dyn Kind,
+    part: Part,
+    operation: Operation,
+    manager: &'a str,
+}
+
+impl<'a> Tracker<'a> {
+    pub fn new(kind: &'a dyn Kind, part: Part, operation: Operation, manager: &'a str) -> Self {
+        let manager = if manager.is_empty() { "unknown" } else { manager };
+        Self { kind, part, operation, manager }
+    }
+
+    fn who(&self) -> Identity {
+        let api_version = self.kind.descriptor().api_version();
+        let (manager, subresource) = (self.manager.into(), self.subresource().into());
+        Identity { manager, operation: self.operation, api_version, subresource }
+    }
+
+    fn subresource(&self) -> &'static str {
+        match self.part {
+            Part::Status => "status",
+            Part::Finalize => "finalize",
+            Part::Main | Part::Whole => "",
+        }
+    }
+
+    /// What this endpoint cannot change anyway.
+    fn ignored(&self) -> FieldSet {
+        let d = self.kind.descriptor();
+        match self.part {
+            Part::Main if d.has_status => FieldSet::of(&[&["status"]]),
+            Part::Status if d.plural == "volumeattachments" || d.custom => FieldSet::of(&[&["spec"], &["metadata"]]),
+            Part::Status => FieldSet::of(&[&["spec"]]),
+            Part::Main | Part::Finalize | Part::Whole => FieldSet::default(),
+        }
+    }
+
+    /// Records who makes a new object. The object gets its defaults first: they are the maker's, too. Whoever has its
+    /// `text` with them already, and no managedFields in it, brings it along.
+    pub fn created(&self, object: &mut dyn Object, text: Option<&[u8]>) -> Recorded {
+        if let Some(text) = text {
+            return self.taken(b"{}", text, &Recorded::default(), meta::now());
+        }
+        meta::normalise(object.meta_mut());
+        self.kind.default(object);
+        let sent = object.meta_mut().managed_fields.take();
+        let nothing = b"{}";
+        match sent.filter(|sent| !is_reset(Some(sent))) {
+            Some(sent) => self.judged(nothing, &object.encode(), Owners::sent(Some(&sent)), meta::now()),
+            None => self.taken(nothing, &object.encode(), &Recorded::default(), meta::now()),
+        }
+    }
+
+    /// Records who changes an object; `text` is as for a new one.
+    pub fn updated(&self, old: &Divided<'_>, new: &mut dyn Object, text: Option<&[u8]>) -> Recorded {
+        if let Some(text) = text {
+            return match old.owners.text() {
+                b"" => Recorded::default(),
+                _ => self.taken(&old.text, text, &old.owners, meta::now()),
+            };
+        }
+        meta::normalise(new.meta_mut());
+        self.kind.default(new);
+        let mut sent = new.meta_mut().managed_fields.take();
+        if !self.subresource().is_empty() {
+            sent = None;
+        } else if is_reset(sent.as_ref()) {
+            return Recorded::default();
+        }
+        // A client that does not know of managedFields leaves them out; it does not mean to remove them.
+        match Some(Owners::sent(sent.as_ref())).filter(|o| !o.is_empty()) {
+            Some(owners) => self.judged(&old.text, &new.encode(), owners, meta::now()),
+            None if old.owners.text().is_empty() => Recorded::default(),
+            None => self.taken(&old.text, &new.encode(), &old.owners, meta::now()),
+        }
+    }
+
+    /// What the writer takes from the owners recorded before.
+    fn taken(&self, old: &[u8], new: &[u8], before: &Recorded, now: Timestamp) -> Recorded {
+        let Some(case) = self.case(old, new, before) else { return self.anew(old, new, before, now) };
+        let precedents = &self.kind.learned().precedents;
+        if let Some(precedent) = precedents.find(&case.question) {
+            return precedent.applied(&case, now);
+        }
+        match Precedent::of(&case, |owners, now| self.owners(old, new, owners, now)).map(Arc::new) {
+            Some(precedent) => {
+                precedents.keep(&case.question, precedent.clone());
+                precedent.applied(&case, now)
+            }
+            None => self.anew(old, new, before, now),
+        }
+    }
+
+    fn case<'b>(&self, old: &[u8], new: &[u8], before: &'b Recorded) -> Option<Case<'b>> {
+        Case::of((self.part, self.operation, self.manager), before, old, new)
+    }
+
+    /// The same, by the rules alone.
+    fn anew(&self, old: &[u8], new: &[u8], before: &Recorded, now: Timestamp) -> Recorded {
+        match before.owners() {
+            // What is recorded makes no sense, which is as if nothing were.
+            owners if owners.is_empty() && !before.text().is_empty() => Recorded::default(),
+            owners => self.judged(old, new, owners, now),
+        }
+    }
+
+    fn judged(&self, old: &[u8], new: &[u8], owners: Owners, now: Timestamp) -> Recorded {
+        Recorded::new(self.owners(old, new, owners, now))
+    }
+
+    fn owners(&self, old: &[u8], new: &[u8], before: Owners, now: Timestamp) -> Owners {
+        let found = difference_of_texts(self.kind.schema(), old, new).ignoring(&self.ignored());
+        update(&found, before, &self.who(), now)
+    }
+
+    /// What applying a configuration makes of an object. The values are without managedFields.
+    pub fn apply(
+        &self,
+        live: &Value,
+        recorded: &Recorded,
+        config: &Value,
+        force: bool,
+    ) -> Result<(Option<Value>, Recorded), ApplyError> {
+        let schema = self.kind.schema();
+        let now = meta::now();
+        let (who, ignored) = (self.who(), self.ignored());
+        let mut owners = recorded.owners();
+        if owners.is_empty() {
+            let who = Identity { manager: BEFORE_FIRST_APPLY.into(), operation: Operation::Update, ..who.clone() };
+            owners = update(&difference(schema, &json!({}), live).ignoring(&ignored), owners, &who, now);
+        }
+        let wish = Wish { config, who: &who, force, ignored: &ignored };
+        let applied = apply(schema, live, owners, &wish, now)?;
+        Ok((applied.object, Recorded::new(applied.owners)))
+    }
+}
+
+/// Has the client asked to forget all owners?
+fn is_reset(sent: Option<&Vec<ManagedFieldsEntry>>) -> bool {
+    sent.is_some_and(|entries| entries.is_empty() || *entries == [ManagedFieldsEntry::default()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dice::Dice;
+    use crate::test_kinds;
+
+    fn object(body: &Value) -> Vec<u8> {
+        let mut body = body.as_object().cloned().unwrap_or_default();
+        let metadata = body.remove("metadata").unwrap_or_else(|| json!({}));
+        let mut text = format!(r#"{{"apiVersion":"v1","kind":"K","metadata":{metadata}"#);
+        for (name, value) in body.iter().filter(|(name, _)| !["apiVersion", "kind"].contains(&name.as_str())) {
+            text += &format!(r#","{name}":{value}"#);
+        }
+        (text + "}").into_bytes()
+    }
+
+    /// The same object with other values outside lists.
+    fn twin(value: &Value) -> Value {
+        match value {
+            Value::Object(members) => members.iter().map(|(name, value)| (name.clone(), twin(value))).collect(),
+            Value::String(text) if !text.contains('"') => format!("{text} of another").into(),
+            Value::Number(number) if number.is_u64() => (number.as_u64().unwrap() * 3 + 7).into(),
+            other => other.clone(),
+        }
+    }
+
+    fn at(second: usize) -> Timestamp {
+        Timestamp::from_second(i64::try_from(second).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_precedent_gives_what_the_rules_give() {
+        let kinds = test_kinds::all();
+        let mut judged = 0;
+        for seed in 0..600 {
+            let mut dice = Dice(seed);
+            let kind = &*kinds[dice.below(kinds.len())];
+            let root = kind.schema().root();
+            let (mut value, mut old) = (json!({}), b"{}".to_vec());
+            let [mut owners, mut owners_of_twin] = [Recorded::default(), Recorded::default()];
+            let mut old_of_twin = old.clone();
+            for step in 0..dice.below(8) + 1 {
+                value = if step == 0 { dice.value(root, 0) } else { dice.changed(root, &value, 0) };
+                let part = [Part::Main, Part::Main, Part::Status, Part::Whole][dice.below(4)];
+                let manager = ["kubectl", "a \"b\"", "controller", "x,\"time\":\"y", ""][dice.below(5)];
+                let tracker = Tracker::new(kind, part, Operation::Update, manager);
+                let mut write = |old: &mut Vec<u8>, new: Vec<u8>, owners: &mut Recorded, now| {
+                    let want = tracker.anew(old, &new, owners, now);
+                    assert_eq!(tracker.taken(old, &new, owners, now), want, "seed {seed}, step {step}");
+                    if let Some(case) = tracker.case(old, &new, owners) {
+                        let known = kind.learned().precedents.find(&case.question).is_some();
+                        assert!(known || case.question.len() > 2000, "seed {seed}, step {step}");
+                        judged += usize::from(known);
+                    }
+                    (*old, *owners) = (new, want);
+                };
+                write(&mut old, object(&value), &mut owners, at(1_700_000_000 + dice.below(4)));
+                let other = object(&twin(&value));
+                write(&mut old_of_twin, other, &mut owners_of_twin, at(1_700_000_000 + dice.below(4)));
+            }
+        }
+        assert!(judged > 2000, "only {judged} were judged by a precedent");
+    }
+
+    #[test]
+    fn beyond_ten_owners_times_decide_who_stays() {
+        let kinds = test_kinds::all();
+        let kind = kinds.iter().find(|kind| kind.descriptor().plural == "configmaps").unwrap();
+        let (mut value, mut old, mut owners) = (json!({ "metadata": {} }), b"{}".to_vec(), Recorded::default());
+        for round in 0..14 {
+            let manager = format!("m{}", round % 12);
+            let tracker = Tracker::new(&**kind, Part::Main, Operation::Update, &manager);
+            value["metadata"]["annotations"][format!("a{round}")] = "x".into();
+            let (new, now) = (object(&value), at(1_700_000_000 - round));
+            let after = tracker.taken(&old, &new, &owners, now);
+            assert_eq!(after, tracker.anew(&old, &new, &owners, now), "{round}");
+            (old, owners) = (new, after);
+        }
+        assert!(String::from_utf8_lossy(owners.text()).contains("ancient-changes"));
+    }
+
+    #[test]
+    fn like_writes_are_judged_once() {
+        let kinds = test_kinds::all();
+        let kind = kinds.iter().find(|kind| kind.descriptor().plural == "persistentvolumeclaims").unwrap();
+        let tracker = Tracker::new(&**kind, Part::Main, Operation::Update, "kubectl");
+        let made = |name: &str, class: &str| {
+            object(
+                &json!({ "metadata": { "name": name, "finalizers": ["a/b"] }, "spec": { "storageClassName": class } }),
+            )
+        };
+        let nothing = Recorded::default();
+        let (one, other) = (made("one", "fast"), made("other", "slow"));
+        let known = |old: &[u8], new: &[u8], before: &Recorded| {
+            let case = tracker.case(old, new, before).unwrap();
+            kind.learned().precedents.find(&case.question).is_some()
+        };
+        assert!(!known(b"{}", &one, &nothing));
+        let first = tracker.taken(b"{}", &one, &nothing, at(100));
+        assert!(known(b"{}", &other, &nothing), "the name and the class do not matter");
+        let second = tracker.taken(b"{}", &other, &nothing, at(200));
+        let text = |recorded: &Recorded| String::from_utf8(recorded.text().to_vec()).unwrap();
+        assert_eq!(text(&first).replace("00:01:40", "00:03:20"), text(&second));
+        let changed = made("one", "faster");
+        let third = tracker.taken(&one, &changed, &first, at(300));
+        assert!(known(&other, &made("other", "faster"), &second), "nor do times");
+        assert_eq!(third, tracker.anew(&one, &changed, &first, at(300)));
+        let elsewhere = Tracker::new(&**kind, Part::Main, Operation::Update, "somebody");
+        assert!(kind.learned().precedents.find(&elsewhere.case(b"{}", &one, &nothing).unwrap().question).is_none());
+        let more = object(&json!({ "metadata": { "name": "one", "finalizers": ["c/d"] }, "spec": {} }));
+        assert!(!known(b"{}", &more, &nothing), "what is in a list does");
+    }
+}

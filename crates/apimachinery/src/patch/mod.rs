@@ -1,0 +1,178 @@
+//! PATCH: which algorithm the content type asks for, and its application to a stored object.
+
+mod json;
+mod strategic;
+
+use bytes::BytesMut;
+use serde_json::Value;
+
+use crate::error::ApiError;
+use crate::kind::{Kind, Object};
+use crate::managed_fields::Current;
+use crate::raw;
+use crate::render;
+use crate::schema::Schema;
+
+const ACCEPTED: &str = "application/json-patch+json, application/merge-patch+json, \
+                        application/strategic-merge-patch+json, application/apply-patch+yaml";
+const ACCEPTED_CUSTOM: &str = "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml";
+const OPERATIONS_LIMIT: usize = 10_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    Json,
+    Merge,
+    Strategic,
+    Apply,
+}
+
+impl Format {
+    pub fn of(content_type: Option<&str>, kind: &dyn Kind) -> Result<Self, ApiError> {
+        match content_type.unwrap_or_default().split(';').next().unwrap_or_default().trim() {
+            "application/json-patch+json" => Ok(Self::Json),
+            "application/merge-patch+json" => Ok(Self::Merge),
+            "application/strategic-merge-patch+json" if kind.merges_strategically() => Ok(Self::Strategic),
+            "application/apply-patch+yaml" => Ok(Self::Apply),
+            _ if !kind.merges_strategically() => Err(ApiError::UnsupportedMediaType(ACCEPTED_CUSTOM)),
+            _ => Err(ApiError::UnsupportedMediaType(ACCEPTED)),
+        }
+    }
+}
+
+pub enum Patch {
+    Json(json_patch::Patch),
+    Merge(Value),
+    Strategic(Value),
+}
+
+impl Patch {
+    pub fn parse(format: Format, body: &[u8]) -> Result<Self, ApiError> {
+        let bad = |e: serde_json::Error| ApiError::BadRequest(format!("error decoding patch: {e}"));
+        let object = || -> Result<Value, ApiError> {
+            let value: Value =
+                serde_json::from_slice(body).map_err(|_| ApiError::BadRequest("invalid JSON patch".into()))?;
+            match found(&value) {
+                "object" => Ok(value),
+                other => Err(ApiError::BadRequest(format!(
+                    "error decoding patch: json: cannot unmarshal {other} into Go value of type map[string]interface {{}}"
+                ))),
+            }
+        };
+        Ok(match format {
+            Format::Json => {
+                let operations: Vec<Value> = serde_json::from_slice(body).map_err(bad)?;
+                // Well-formed but meaningless is refused like an operation that does not apply.
+                let patch: json_patch::Patch =
+                    serde_json::from_value(operations.into()).map_err(|_| ApiError::PatchRejected)?;
+                if patch.0.len() > OPERATIONS_LIMIT {
+                    return Err(ApiError::TooLarge { limit: OPERATIONS_LIMIT });
+                }
+                Self::Json(patch)
+            }
+            Format::Merge => Self::Merge(object()?),
+            Format::Strategic => Self::Strategic(object()?),
+            Format::Apply => return Err(ApiError::Internal("an apply is not a patch of what is stored".into())),
+        })
+    }
+
+    /// The patched object as a text, with the resourceVersion it was read at unless the patch carries its own.
+    pub fn apply(&self, kind: &dyn Kind, current: &Current<'_>) -> Result<String, ApiError> {
+        let mut bytes = BytesMut::new();
+        let stored = current.stored;
+        if self.mentions_owners() {
+            render::object(&mut bytes, kind.descriptor(), stored);
+        } else {
+            render::text(&mut bytes, kind.descriptor(), &current.divided.text, stored.revision);
+        }
+        let damaged = |e: serde_json::Error| ApiError::Internal(format!("a stored object cannot be read: {e}"));
+        if let Self::Merge(patch) = self {
+            let text = std::str::from_utf8(&bytes).map_err(|e| damaged(serde::de::Error::custom(e)))?;
+            return Ok(raw::merged(text, patch));
+        }
+        let mut value: Value = serde_json::from_slice(&bytes).map_err(damaged)?;
+        self.merge(kind.schema(), &mut value)?;
+        Ok(value.to_string())
+    }
+
+    /// The patch as one of what holds an object, if it is no more than that.
+    pub fn holds(&self) -> Option<Holds<'_>> {
+        match self {
+            Self::Merge(patch) => Holds::of(patch),
+            Self::Json(_) | Self::Strategic(_) => None,
+        }
+    }
+
+    /// Owners are joined to the object only for a patch that is about them.
+    fn mentions_owners(&self) -> bool {
+        match self {
+            Self::Merge(patch) | Self::Strategic(patch) => patch.pointer("/metadata/managedFields").is_some(),
+            Self::Json(patch) => {
+                let pointers = patch.0.iter().flat_map(|operation| {
+                    let from = match operation {
+                        json_patch::PatchOperation::Move(m) => Some(m.from.as_str()),
+                        json_patch::PatchOperation::Copy(c) => Some(c.from.as_str()),
+                        _ => None,
+                    };
+                    [Some(operation.path().as_str()), from]
+                });
+                // The metadata as a whole, or all there is.
+                let whole = ["", "/metadata"];
+                pointers.flatten().any(|p| whole.contains(&p) || p.starts_with("/metadata/managedFields"))
+            }
+        }
+    }
+
+    /// Applies the patch to an object of this shape.
+    pub fn merge(&self, schema: &Schema, value: &mut Value) -> Result<(), ApiError> {
+        match self {
+            Self::Json(patch) => json::apply(value, patch)?,
+            Self::Merge(patch) => json_patch::merge(value, patch),
+            Self::Strategic(patch) => strategic::merge(schema, value, patch)?,
+        }
+        Ok(())
+    }
+}
+
+/// A merge patch of finalizers, perhaps with the version they were read at: what controllers send most. The object need
+/// not become a text for it.
+pub struct Holds<'a> {
+    finalizers: Option<Vec<&'a str>>,
+    version: Option<&'a str>,
+}
+
+impl<'a> Holds<'a> {
+    fn of(patch: &'a Value) -> Option<Self> {
+        let metadata = patch.as_object().filter(|patch| patch.len() == 1)?.get("metadata")?.as_object()?;
+        let finalizers = match metadata.get("finalizers")? {
+            Value::Null => None,
+            list => Some(list.as_array()?.iter().map(Value::as_str).collect::<Option<_>>()?),
+        };
+        let version = match metadata.get("resourceVersion") {
+            None => None,
+            Some(version) => Some(version.as_str()?),
+        };
+        (metadata.len() == 1 + usize::from(version.is_some())).then_some(Self { finalizers, version })
+    }
+
+    /// The patched object, as [`Patch::apply`] would say it.
+    pub fn apply(&self, current: &Current<'_>) -> Box<dyn Object> {
+        let mut object = current.object.copy();
+        let meta = object.meta_mut();
+        meta.finalizers = self.finalizers.as_ref().map(|list| list.iter().map(|&name| name.to_owned()).collect());
+        meta.resource_version =
+            Some(self.version.map_or_else(|| current.stored.revision.to_string(), ToOwned::to_owned));
+        object
+    }
+}
+
+/// What a value is, in the words of the real server's decoder.
+fn found(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}

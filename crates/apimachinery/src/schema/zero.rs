@@ -1,0 +1,290 @@
+//! Zeros: values that say nothing. Most optional fields of the built-in kinds are left out when they are empty, zero or
+//! false, so a client that writes `hostNetwork: false` reads it back as absent, and has changed nothing by it. Fields for
+//! which a zero differs from silence are in the table.
+
+use serde_json::Value;
+
+use super::{At, Scalar, Type};
+
+/// By type and field: `0`, `false` or an empty list is kept as it was sent.
+const MEANT: &[(&str, &[&str])] = &[
+    ("apiextensions.v1.CustomResourceDefinitionVersion", &["deprecationWarning"]),
+    ("apiextensions.v1.CustomResourceSubresourceScale", &["labelSelectorPath"]),
+    (
+        "apiextensions.v1.JSONSchemaProps",
+        &[
+            "maxItems",
+            "maxLength",
+            "maxProperties",
+            "maximum",
+            "minItems",
+            "minLength",
+            "minProperties",
+            "minimum",
+            "multipleOf",
+            "x-kubernetes-list-type",
+            "x-kubernetes-map-type",
+            "x-kubernetes-preserve-unknown-fields",
+        ],
+    ),
+    ("apiextensions.v1.ServiceReference", &["path", "port"]),
+    ("apiextensions.v1.ValidationRule", &["optionalOldSelf", "reason"]),
+    ("apiextensions.v1.WebhookClientConfig", &["url"]),
+    ("apps.v1.DaemonSetSpec", &["revisionHistoryLimit"]),
+    ("apps.v1.DaemonSetStatus", &["collisionCount"]),
+    ("apps.v1.DeploymentSpec", &["progressDeadlineSeconds", "replicas", "revisionHistoryLimit"]),
+    ("apps.v1.DeploymentStatus", &["collisionCount", "terminatingReplicas"]),
+    ("apps.v1.ReplicaSetSpec", &["replicas"]),
+    ("apps.v1.ReplicaSetStatus", &["terminatingReplicas"]),
+    ("apps.v1.RollingUpdateStatefulSetStrategy", &["partition"]),
+    ("apps.v1.StatefulSetSpec", &["replicas", "revisionHistoryLimit"]),
+    ("apps.v1.StatefulSetStatus", &["collisionCount"]),
+    (
+        "batch.v1.JobSpec",
+        &[
+            "activeDeadlineSeconds",
+            "backoffLimit",
+            "backoffLimitPerIndex",
+            "completionMode",
+            "completions",
+            "managedBy",
+            "manualSelector",
+            "maxFailedIndexes",
+            "parallelism",
+            "podReplacementPolicy",
+            "suspend",
+            "ttlSecondsAfterFinished",
+        ],
+    ),
+    ("batch.v1.JobStatus", &["failedIndexes", "ready", "terminating"]),
+    ("batch.v1.PodFailurePolicyOnExitCodesRequirement", &["containerName"]),
+    ("batch.v1.SuccessPolicyRule", &["succeededCount", "succeededIndexes"]),
+    (
+        "coordination.v1.LeaseSpec",
+        &["holderIdentity", "leaseDurationSeconds", "leaseTransitions", "preferredHolder", "strategy"],
+    ),
+    ("core.v1.AppArmorProfile", &["localhostProfile"]),
+    ("core.v1.AzureDiskVolumeSource", &["cachingMode", "fsType", "kind", "readOnly"]),
+    ("core.v1.AzureFilePersistentVolumeSource", &["secretNamespace"]),
+    ("core.v1.CSIVolumeSource", &["fsType", "readOnly"]),
+    ("core.v1.ClusterTrustBundleProjection", &["name", "optional", "signerName", "user"]),
+    ("core.v1.ConfigMap", &["immutable"]),
+    ("core.v1.ConfigMapEnvSource", &["optional"]),
+    ("core.v1.ConfigMapKeySelector", &["optional"]),
+    ("core.v1.ConfigMapProjection", &["optional"]),
+    ("core.v1.ConfigMapVolumeSource", &["defaultMode", "defaultUser", "optional"]),
+    ("core.v1.Container", &["restartPolicy"]),
+    ("core.v1.ContainerImage", &["names"]),
+    ("core.v1.ContainerStatus", &["started", "stopSignal"]),
+    ("core.v1.DownwardAPIVolumeFile", &["mode", "user"]),
+    ("core.v1.DownwardAPIVolumeSource", &["defaultMode", "defaultUser"]),
+    ("core.v1.EmptyDirVolumeSource", &["mode"]),
+    ("core.v1.EphemeralContainer", &["restartPolicy"]),
+    ("core.v1.EvictionResponder", &["priority"]),
+    ("core.v1.FCVolumeSource", &["lun"]),
+    ("core.v1.FileKeySelector", &["optional"]),
+    ("core.v1.GRPCAction", &["mode", "service"]),
+    ("core.v1.GlusterfsPersistentVolumeSource", &["endpointsNamespace"]),
+    ("core.v1.HTTPGetAction", &["protocol"]),
+    ("core.v1.HostPathVolumeSource", &["type"]),
+    ("core.v1.ISCSIPersistentVolumeSource", &["initiatorName"]),
+    ("core.v1.ISCSIVolumeSource", &["initiatorName"]),
+    ("core.v1.KeyToPath", &["mode", "user"]),
+    ("core.v1.Lifecycle", &["stopSignal"]),
+    ("core.v1.LocalVolumeSource", &["fsType"]),
+    ("core.v1.NodeFeatures", &["supplementalGroupsPolicy"]),
+    ("core.v1.NodeRuntimeHandlerFeatures", &["recursiveReadOnlyMounts", "userNamespaces"]),
+    ("core.v1.NodeSwapStatus", &["capacity"]),
+    ("core.v1.PersistentVolumeClaimSpec", &["storageClassName", "volumeAttributesClassName", "volumeMode"]),
+    ("core.v1.PersistentVolumeClaimStatus", &["currentVolumeAttributesClassName"]),
+    ("core.v1.PersistentVolumeSpec", &["volumeAttributesClassName", "volumeMode"]),
+    ("core.v1.PodCertificateProjection", &["maxExpirationSeconds", "user"]),
+    ("core.v1.PodDNSConfigOption", &["value"]),
+    ("core.v1.PodResourceClaim", &["resourceClaimName", "resourceClaimTemplateName"]),
+    ("core.v1.PodResourceClaimStatus", &["resourceClaimName"]),
+    ("core.v1.PodSchedulingGroup", &["podGroupName"]),
+    (
+        "core.v1.PodSecurityContext",
+        &[
+            "fsGroup",
+            "fsGroupChangePolicy",
+            "runAsGroup",
+            "runAsNonRoot",
+            "runAsUser",
+            "seLinuxChangePolicy",
+            "supplementalGroupsPolicy",
+        ],
+    ),
+    (
+        "core.v1.PodSpec",
+        &[
+            "activeDeadlineSeconds",
+            "automountServiceAccountToken",
+            "enableServiceLinks",
+            "hostUsers",
+            "hostnameOverride",
+            "preemptionPolicy",
+            "priority",
+            "runtimeClassName",
+            "setHostnameAsFQDN",
+            "shareProcessNamespace",
+            "terminationGracePeriodSeconds",
+        ],
+    ),
+    ("core.v1.Probe", &["terminationGracePeriodSeconds"]),
+    ("core.v1.ProjectedVolumeSource", &["defaultMode", "defaultUser", "sources"]),
+    ("core.v1.ResourceHealth", &["message"]),
+    ("core.v1.SeccompProfile", &["localhostProfile"]),
+    ("core.v1.Secret", &["immutable"]),
+    ("core.v1.SecretEnvSource", &["optional"]),
+    ("core.v1.SecretKeySelector", &["optional"]),
+    ("core.v1.SecretProjection", &["optional"]),
+    ("core.v1.SecretVolumeSource", &["defaultMode", "defaultUser", "optional"]),
+    (
+        "core.v1.SecurityContext",
+        &[
+            "allowPrivilegeEscalation",
+            "privileged",
+            "procMount",
+            "readOnlyRootFilesystem",
+            "runAsGroup",
+            "runAsNonRoot",
+            "runAsUser",
+        ],
+    ),
+    ("core.v1.ServiceAccount", &["automountServiceAccountToken"]),
+    ("core.v1.ServiceAccountTokenProjection", &["expirationSeconds", "user"]),
+    ("core.v1.Toleration", &["tolerationSeconds"]),
+    ("core.v1.TopologySpreadConstraint", &["minDomains", "nodeAffinityPolicy", "nodeTaintsPolicy"]),
+    ("core.v1.TypedLocalObjectReference", &["apiGroup"]),
+    ("core.v1.TypedObjectReference", &["apiGroup", "namespace"]),
+    ("core.v1.VolumeMount", &["mountPropagation", "recursiveReadOnly"]),
+    ("core.v1.VolumeMountStatus", &["recursiveReadOnly"]),
+    (
+        "core.v1.WindowsSecurityContextOptions",
+        &["gmsaCredentialSpec", "gmsaCredentialSpecName", "hostProcess", "runAsUserName"],
+    ),
+    ("meta.v1.ObjectMeta", &["deletionGracePeriodSeconds"]),
+    ("meta.v1.OwnerReference", &["blockOwnerDeletion", "controller"]),
+    ("rbac.v1.ClusterRole", &["rules"]),
+    ("rbac.v1.PolicyRule", &["verbs"]),
+    ("rbac.v1.Role", &["rules"]),
+    (
+        "storage.v1.CSIDriverSpec",
+        &[
+            "attachRequired",
+            "fsGroupPolicy",
+            "nodeAllocatableUpdatePeriodSeconds",
+            "podInfoOnMount",
+            "preventPodSchedulingIfMissing",
+            "requiresRepublish",
+            "seLinuxMount",
+            "serviceAccountTokenInSecrets",
+            "storageCapacity",
+        ],
+    ),
+    ("storage.v1.CSINodeDriver", &["topologyKeys"]),
+    ("storage.v1.StorageClass", &["allowVolumeExpansion", "volumeBindingMode"]),
+    ("storage.v1.TokenRequest", &["expirationSeconds"]),
+    ("storage.v1.VolumeAttachmentSource", &["persistentVolumeName"]),
+    ("storage.v1.VolumeError", &["errorCode"]),
+    ("storage.v1.VolumeNodeResources", &["count"]),
+];
+
+pub(super) fn is_meant(type_name: &str, field: &str) -> bool {
+    MEANT.iter().any(|(t, fields)| *t == type_name && fields.contains(&field))
+}
+
+impl At<'_> {
+    /// Takes out of a value of this type what says nothing.
+    pub fn drop_zeros(&self, value: &mut Value) {
+        match value {
+            Value::Object(members) => {
+                members.retain(|name, inner| match self.declared(name) {
+                    Some(field) if field.omits_zero => !self.id(field.of).is_zero(inner),
+                    _ => true,
+                });
+                for (name, inner) in members {
+                    if let Some(at) = self.member(name) {
+                        at.drop_zeros(inner);
+                    }
+                }
+            }
+            Value::Array(elements) => elements.iter_mut().for_each(|inner| self.element().drop_zeros(inner)),
+            _ => {}
+        }
+    }
+
+    fn is_zero(&self, value: &Value) -> bool {
+        match (self.of, value) {
+            (Type::Scalar(Scalar::Text), Value::String(text)) => text.is_empty(),
+            (Type::Scalar(Scalar::Integer | Scalar::Number), Value::Number(number)) => number.as_f64() == Some(0.0),
+            (Type::Scalar(Scalar::Flag), Value::Bool(flag)) => !flag,
+            (Type::List { .. }, Value::Array(elements)) => elements.is_empty(),
+            (Type::Map { .. }, Value::Object(members)) => members.is_empty(),
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::apps::v1::Deployment;
+    use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+    use k8s_openapi::api::rbac::v1::Role;
+    use schemars::JsonSchema;
+    use serde_json::json;
+
+    use super::super::Schema;
+    use super::*;
+
+    fn left<T: JsonSchema>(mut value: Value) -> Value {
+        Schema::of::<T>().root().drop_zeros(&mut value);
+        value
+    }
+
+    #[test]
+    fn what_says_nothing_is_left_out_and_what_means_something_stays() {
+        let pod = json!({
+            "metadata": { "name": "p", "labels": {}, "annotations": { "empty": "" } },
+            "spec": {
+                "hostNetwork": false, "nodeName": "", "tolerations": [], "nodeSelector": {}, "priority": 0,
+                "automountServiceAccountToken": false, "terminationGracePeriodSeconds": 0, "containers": [],
+                "volumes": [{ "name": "v", "emptyDir": {} }, { "name": "w", "hostPath": { "path": "/", "type": "" } }],
+                "securityContext": { "runAsUser": 0 },
+            },
+        });
+        let want = json!({
+            "metadata": { "name": "p", "annotations": { "empty": "" } },
+            "spec": {
+                "priority": 0, "automountServiceAccountToken": false, "terminationGracePeriodSeconds": 0, "containers": [],
+                "volumes": [{ "name": "v", "emptyDir": {} }, { "name": "w", "hostPath": { "path": "/", "type": "" } }],
+                "securityContext": { "runAsUser": 0 },
+            },
+        });
+        assert_eq!(left::<Pod>(pod), want);
+        let class = json!({ "spec": { "storageClassName": "" } });
+        assert_eq!(left::<PersistentVolume>(class.clone()), json!({ "spec": {} }));
+        assert_eq!(left::<PersistentVolumeClaim>(class.clone()), class, "a claim without class asks for none");
+        let replicas = json!({ "spec": { "replicas": 0, "minReadySeconds": 0 } });
+        assert_eq!(left::<Deployment>(replicas), json!({ "spec": { "replicas": 0 } }));
+        assert_eq!(left::<Role>(json!({ "rules": [] })), json!({ "rules": [] }));
+    }
+
+    #[test]
+    fn the_table_names_fields_that_are_there() {
+        use super::super::builtin::Definitions;
+        let mut definitions = Definitions::new();
+        for kind in crate::test_kinds::all() {
+            kind.describe(&mut definitions);
+        }
+        let all = definitions.finish();
+        for (type_name, fields) in MEANT {
+            let found = all.iter().find(|(name, _)| super::super::facts::short(name) == *type_name);
+            let (_, definition) = found.unwrap_or_else(|| panic!("no type {type_name}"));
+            for field in *fields {
+                assert!(definition["properties"].get(*field).is_some(), "{type_name} has no {field}");
+            }
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Label and field selectors: parsing them and telling whether a stored object matches.
+
+use std::collections::BTreeMap;
+
+use cleat_store::Entry;
+use serde::Deserialize;
+
+use crate::error::ApiError;
+use crate::kind::{Kind, Source};
+use crate::names;
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Selector {
+    labels: Vec<(String, Test)>,
+    fields: Vec<(String, Test)>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Test {
+    In(Vec<String>),
+    /// Also true of what is absent.
+    NotIn(Vec<String>),
+    Present,
+    Absent,
+    Greater(i64),
+    Less(i64),
+}
+
+impl Test {
+    fn holds(&self, value: Option<&str>) -> bool {
+        let number = || value.and_then(|v| v.parse::<i64>().ok());
+        match self {
+            Self::In(values) => value.is_some_and(|v| values.iter().any(|w| w == v)),
+            Self::NotIn(values) => value.is_none_or(|v| values.iter().all(|w| w != v)),
+            Self::Present => value.is_some(),
+            Self::Absent => value.is_none(),
+            Self::Greater(than) => number().is_some_and(|n| n > *than),
+            Self::Less(than) => number().is_some_and(|n| n < *than),
+        }
+    }
+}
+
+impl Selector {
+    pub fn parse(kind: &dyn Kind, labels: &str, fields: &str) -> Result<Self, ApiError> {
+        Ok(Self { labels: parse_labels(labels)?, fields: parse_fields(kind, fields)? })
+    }
+
+    pub fn is_everything(&self) -> bool {
+        self.labels.is_empty() && self.fields.is_empty()
+    }
+
+    /// The one name that can match, if the selector fixes it.
+    pub fn name(&self) -> Option<&str> {
+        self.fields.iter().find_map(|(field, test)| match test {
+            Test::In(values) if field == "metadata.name" && values.len() == 1 => values.first().map(String::as_str),
+            _ => None,
+        })
+    }
+
+    pub fn matches(&self, kind: &dyn Kind, entry: &Entry) -> bool {
+        self.matches_labels(entry) && self.matches_fields(kind, entry)
+    }
+
+    fn matches_labels(&self, entry: &Entry) -> bool {
+        #[derive(Deserialize)]
+        struct Outer {
+            metadata: Inner,
+        }
+        #[derive(Deserialize)]
+        struct Inner {
+            #[serde(default)]
+            labels: BTreeMap<String, String>,
+        }
+        if self.labels.is_empty() {
+            return true;
+        }
+        let Ok(Outer { metadata: Inner { labels } }) = serde_json::from_slice(&entry.value) else { return false };
+        self.labels.iter().all(|(key, test)| test.holds(labels.get(key).map(String::as_str)))
+    }
+
+    fn matches_fields(&self, kind: &dyn Kind, entry: &Entry) -> bool {
+        let mut path = entry.key.rsplit('/');
+        let name = path.next().unwrap_or_default();
+        let namespace = path.next().filter(|_| kind.descriptor().namespaced).unwrap_or_default();
+        let mut decoded = None;
+        self.fields.iter().all(|(field, test)| match field.as_str() {
+            "metadata.name" => test.holds(Some(name)),
+            "metadata.namespace" => test.holds(Some(namespace)),
+            other => {
+                let object = decoded.get_or_insert_with(|| kind.decode(Source::Bytes(&entry.value)));
+                object.as_ref().is_ok_and(|o| test.holds(Some(&kind.field(&**o, other))))
+            }
+        })
+    }
+}
+
+fn parse_fields(kind: &dyn Kind, text: &str) -> Result<Vec<(String, Test)>, ApiError> {
+    let mut tests = Vec::new();
+    for term in split_unescaped(text) {
+        let (at, operator) = find_operator(&term)
+            .ok_or_else(|| ApiError::BadRequest(format!("invalid selector: '{term}'; can't understand it")))?;
+        let name = &term[..at];
+        let value = vec![unescape(&term[at + operator.len()..])];
+        let test = if operator == "!=" { Test::NotIn(value) } else { Test::In(value) };
+        let known = name == "metadata.name"
+            || (name == "metadata.namespace" && kind.descriptor().plural != "nodes")
+            || kind.fields().contains(&name);
+        if !known {
+            return Err(ApiError::BadRequest(format!("field label not supported: {name}")));
+        }
+        tests.push((name.to_owned(), test));
+    }
+    Ok(tests)
+}
+
+/// The one value a field selector leaves to a field, if it does. Read the way `parse_fields` reads, because rights
+/// depend on it.
+pub fn required(fields: &str, field: &str) -> Option<String> {
+    split_unescaped(fields).iter().find_map(|term| {
+        let (at, operator) = find_operator(term)?;
+        (&term[..at] == field && operator != "!=").then(|| unescape(&term[at + operator.len()..]))
+    })
+}
+
+/// Where the first operator is, and which.
+fn find_operator(term: &str) -> Option<(usize, &'static str)> {
+    let at = term.find(['=', '!'])?;
+    let rest = &term[at..];
+    ["!=", "==", "="].into_iter().find(|o| rest.starts_with(o)).map(|o| (at, o))
+}
+
+fn split_unescaped(text: &str) -> Vec<String> {
+    let mut terms = vec![String::new()];
+    let mut escaped = false;
+    for c in text.chars() {
+        if c == ',' && !escaped {
+            terms.push(String::new());
+            continue;
+        }
+        escaped = c == '\\' && !escaped;
+        if let Some(last) = terms.last_mut() {
+            last.push(c);
+        }
+    }
+    terms.retain(|t| !t.is_empty());
+    terms
+}
+
+fn unescape(text: &str) -> String {
+    let mut out = String::new();
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        out.push(if c == '\\' { chars.next().unwrap_or(c) } else { c });
+    }
+    out
+}
+
+fn parse_labels(text: &str) -> Result<Vec<(String, Test)>, ApiError> {
+    let bad = |why: String| ApiError::BadRequest(format!("unable to parse requirement: {why}"));
+    let mut tests = Vec::new();
+    for term in split_outside_parentheses(text) {
+        let (key, test) = parse_requirement(term.trim()).map_err(bad)?;
+        names::qualified(&key).map_err(|why| bad(format!("{key:?}: {why}")))?;
+        if let Test::In(values) | Test::NotIn(values) = &test {
+            for value in values {
+                names::label_value(value).map_err(|why| bad(format!("{value:?}: {why}")))?;
+            }
+        }
+        tests.push((key, test));
+    }
+    Ok(tests)
+}
+
+fn split_outside_parentheses(text: &str) -> Vec<&str> {
+    let mut terms = Vec::new();
+    let (mut start, mut depth) = (0, 0);
+    for (at, c) in text.char_indices() {
+        match c {
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            ',' if depth == 0 => {
+                terms.push(&text[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    terms.push(&text[start..]);
+    if terms.len() == 1 && terms[0].trim().is_empty() {
+        terms.clear();
+    }
+    terms
+}
+
+fn parse_requirement(term: &str) -> Result<(String, Test), String> {
+    if let Some(key) = term.strip_prefix('!') {
+        return Ok((key.trim().into(), Test::Absent));
+    }
+    if let Some(open) = term.find('(') {
+        let inside = term[open + 1..].strip_suffix(')').ok_or_else(|| format!("found '{term}', expected: ')'"))?;
+        let values: Vec<String> = inside.split(',').map(|v| v.trim().to_owned()).collect();
+        let mut words = term[..open].split_whitespace();
+        return match (words.next(), words.next(), words.next()) {
+            (Some(key), Some("in"), None) => Ok((key.into(), Test::In(values))),
+            (Some(key), Some("notin"), None) => Ok((key.into(), Test::NotIn(values))),
+            _ => Err(format!("found '{term}', expected: in, notin")),
+        };
+    }
+    for (operator, make) in [
+        ("!=", (|v| Ok(Test::NotIn(vec![v]))) as fn(String) -> Result<Test, String>),
+        ("==", |v| Ok(Test::In(vec![v]))),
+        ("=", |v| Ok(Test::In(vec![v]))),
+        (">", |v| v.parse().map(Test::Greater).map_err(|_| format!("{v:?} is not an integer"))),
+        ("<", |v| v.parse().map(Test::Less).map_err(|_| format!("{v:?} is not an integer"))),
+    ] {
+        if let Some((key, value)) = term.split_once(operator) {
+            return Ok((key.trim().into(), make(value.trim().into())?));
+        }
+    }
+    if term.is_empty() || term.contains(char::is_whitespace) {
+        return Err(format!("found '{term}', expected: identifier"));
+    }
+    Ok((term.into(), Test::Present))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn label_selectors_select() {
+        let labels = BTreeMap::from([("app", "web"), ("tier", "3")]);
+        for (text, want) in [
+            ("", true),
+            ("app=web", true),
+            ("app==web,tier", true),
+            ("app!=web", false),
+            ("gone!=x", true),
+            ("app in (db, web)", true),
+            ("app notin (db,web)", false),
+            ("gone notin (a)", true),
+            ("!gone", true),
+            ("!app", false),
+            ("tier>2", true),
+            ("tier<3", false),
+        ] {
+            let tests = parse_labels(text).unwrap();
+            assert_eq!(tests.iter().all(|(k, t)| t.holds(labels.get(k.as_str()).copied())), want, "{text}");
+        }
+        for text in ["a b", "app in (a", "app near (a)", "=x", ",a"] {
+            assert!(parse_labels(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn field_terms_split_on_unescaped_commas() {
+        assert_eq!(split_unescaped(r"a=b\,c,d!=e"), [r"a=b\,c", "d!=e"]);
+        assert_eq!(unescape(r"b\,c"), "b,c");
+    }
+}

@@ -1,0 +1,112 @@
+//! The store as one kind sees it. Most kinds are stored as they are shown; a kind that shares its storage with another
+//! version or group converts on the way in and out, here and nowhere else.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use cleat_store::{
+    Entry, Event, ListError, Range, ReadError, Revision, Snapshot, Store, WatchError, Watcher, WriteError,
+};
+
+/// Two forms of the same object.
+pub trait Conversion: Send + Sync {
+    /// The stored bytes as the kind shows them.
+    fn show(&self, stored: &Bytes) -> Bytes;
+
+    /// The bytes to store for what the kind shows.
+    fn keep(&self, shown: Bytes) -> Bytes;
+}
+
+pub struct View<'a> {
+    store: &'a dyn Store,
+    conversion: Option<Arc<dyn Conversion>>,
+}
+
+impl<'a> View<'a> {
+    pub fn new(store: &'a dyn Store, conversion: Option<Arc<dyn Conversion>>) -> Self {
+        Self { store, conversion }
+    }
+
+    fn keep(&self, shown: Bytes) -> Bytes {
+        match &self.conversion {
+            Some(conversion) => conversion.keep(shown),
+            None => shown,
+        }
+    }
+
+    fn show(&self, entry: Entry) -> Entry {
+        match &self.conversion {
+            Some(conversion) => shown(&**conversion, &entry),
+            None => entry,
+        }
+    }
+
+    fn refused(&self, error: WriteError) -> WriteError {
+        match error {
+            WriteError::Exists { key, current } => WriteError::Exists { key, current: self.show(current) },
+            other => other,
+        }
+    }
+
+    pub async fn create(&self, key: &str, value: Bytes) -> Result<Revision, WriteError> {
+        self.store.create(key, self.keep(value)).await.map_err(|e| self.refused(e))
+    }
+
+    pub async fn update(&self, key: &str, expected: Revision, value: Bytes) -> Result<Revision, WriteError> {
+        self.store.update(key, expected, self.keep(value)).await
+    }
+
+    pub async fn delete(&self, key: &str, expected: Revision) -> Result<Revision, WriteError> {
+        self.store.delete(key, expected).await
+    }
+
+    pub async fn get(&self, key: &str) -> Result<Option<Entry>, ReadError> {
+        Ok(self.store.get(key).await?.map(|entry| self.show(entry)))
+    }
+
+    pub async fn list(&self, range: Range<'_>) -> Result<Snapshot, ListError> {
+        let mut snapshot = self.store.list(range).await?;
+        if let Some(conversion) = &self.conversion {
+            for kept in &mut snapshot.kept {
+                let entry = kept.entry();
+                let shown = shown(&**conversion, &entry);
+                // Most are shown as they are stored, and stay as small as that.
+                if shown.value != entry.value {
+                    *kept = (&shown).into();
+                }
+            }
+        }
+        Ok(snapshot)
+    }
+
+    pub async fn watch(&self, prefix: &str, after: Revision) -> Result<Box<dyn Watcher>, WatchError> {
+        let inner = self.store.watch(prefix, after).await?;
+        Ok(match self.conversion.clone() {
+            Some(conversion) => Box::new(Converted { inner, conversion }),
+            None => inner,
+        })
+    }
+}
+
+fn shown(conversion: &dyn Conversion, entry: &Entry) -> Entry {
+    Entry { value: conversion.show(&entry.value), ..entry.clone() }
+}
+
+struct Converted {
+    inner: Box<dyn Watcher>,
+    conversion: Arc<dyn Conversion>,
+}
+
+impl Watcher for Converted {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Arc<Event>, WatchError>> {
+        self.inner.poll_next(cx).map_ok(|event| {
+            let show = |entry: &Option<Entry>| entry.as_ref().map(|e| shown(&*self.conversion, e));
+            Arc::new(Event { revision: event.revision, new: show(&event.new), old: show(&event.old) })
+        })
+    }
+
+    fn progress(&mut self) -> Revision {
+        self.inner.progress()
+    }
+}

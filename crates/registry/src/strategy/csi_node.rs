@@ -1,0 +1,93 @@
+//! CSINode.
+
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+use k8s_openapi::api::storage::v1::{CSINode, CSINodeDriver};
+use serde_json::Value;
+
+use cleat_apimachinery::column::{self, AGE, Column, NAME};
+use cleat_apimachinery::descriptor::Descriptor;
+use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::kind::Strategy;
+use cleat_apimachinery::names;
+
+pub(super) struct CsiNodes;
+
+const NODE_ID: usize = 256;
+
+impl Strategy for CsiNodes {
+    type Object = CSINode;
+
+    fn descriptor() -> Descriptor {
+        Descriptor::new("storage.k8s.io", "v1", "CSINode", "csinodes").cluster_scoped().put_needs_version()
+    }
+
+    fn validate(node: &CSINode) -> Vec<FieldError> {
+        let mut errors = Vec::new();
+        let mut seen = BTreeSet::new();
+        for (i, driver) in node.spec.drivers.iter().enumerate() {
+            let path = format!("spec.drivers[{i}]");
+            if !seen.insert(&driver.name) {
+                errors.push(FieldError::duplicate(format!("{path}.name"), &driver.name));
+            }
+            check_driver(&path, driver, &mut errors);
+        }
+        errors
+    }
+
+    fn validate_update(new: &CSINode, old: &CSINode) -> Vec<FieldError> {
+        let mut errors = Vec::new();
+        for (i, driver) in new.spec.drivers.iter().enumerate() {
+            let Some(before) = old.spec.drivers.iter().find(|d| d.name == driver.name) else { continue };
+            let same = CSINodeDriver { allocatable: driver.allocatable.clone(), ..before.clone() };
+            if *driver != same {
+                let why = "field is immutable";
+                errors.push(FieldError::invalid(format!("spec.drivers[{i}]"), driver, why));
+            }
+        }
+        errors
+    }
+
+    fn columns() -> &'static [Column] {
+        const COLUMNS: &[Column] =
+            &[NAME, Column::text("Drivers", "How many CSI drivers the node has.").of("integer"), AGE];
+        COLUMNS
+    }
+
+    fn cells(node: &CSINode, now: Timestamp) -> Vec<Value> {
+        vec![column::name(&node.metadata), node.spec.drivers.len().into(), column::age(&node.metadata, now)]
+    }
+}
+
+fn check_driver(path: &str, driver: &CSINodeDriver, errors: &mut Vec<FieldError>) {
+    match driver.name.as_str() {
+        "" => errors.push(FieldError::required(format!("{path}.name"), "")),
+        name => {
+            if let Err(why) = names::csi_driver(name) {
+                errors.push(FieldError::invalid(format!("{path}.name"), name, why));
+            }
+        }
+    }
+    match driver.node_id.len() {
+        0 => errors.push(FieldError::required(format!("{path}.nodeID"), "")),
+        length if length > NODE_ID => {
+            let why = format!("must be {NODE_ID} characters or less");
+            errors.push(FieldError::invalid(format!("{path}.nodeID"), &driver.node_id, why));
+        }
+        _ => {}
+    }
+    let mut seen = BTreeSet::new();
+    for key in driver.topology_keys.iter().flatten() {
+        if !seen.insert(key) {
+            errors.push(FieldError::duplicate(format!("{path}.topologyKeys"), key));
+        }
+        if let Err(why) = names::qualified(key) {
+            errors.push(FieldError::invalid(format!("{path}.topologyKeys"), key, why));
+        }
+    }
+    if let Some(count) = driver.allocatable.as_ref().and_then(|a| a.count).filter(|c| *c < 0) {
+        let why = "must be greater than or equal to 0";
+        errors.push(FieldError::invalid(format!("{path}.allocatable.count"), count, why));
+    }
+}

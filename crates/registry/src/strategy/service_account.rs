@@ -1,0 +1,28 @@
+//! ServiceAccount.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ServiceAccount;
+use serde_json::Value;
+
+use cleat_apimachinery::column::{self, AGE, Column, NAME};
+use cleat_apimachinery::descriptor::Descriptor;
+use cleat_apimachinery::kind::Strategy;
+
+pub(super) struct ServiceAccounts;
+
+impl Strategy for ServiceAccounts {
+    type Object = ServiceAccount;
+
+    fn descriptor() -> Descriptor {
+        Descriptor::new("", "v1", "ServiceAccount", "serviceaccounts").short(&["sa"])
+    }
+
+    fn columns() -> &'static [Column] {
+        const COLUMNS: &[Column] = &[NAME, AGE];
+        COLUMNS
+    }
+
+    fn cells(account: &ServiceAccount, now: Timestamp) -> Vec<Value> {
+        vec![column::name(&account.metadata), column::age(&account.metadata, now)]
+    }
+}
