@@ -13,6 +13,7 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBind
 use k8s_openapi::api::storage::v1::{
     CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment, VolumeAttributesClass,
 };
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::Value;
 
 use crate::column::{self, Column, NAME};
@@ -67,6 +68,7 @@ kinds! {
     ReplicaSets: ReplicaSet, "apps", "replicasets", with_status;
     StatefulSets: StatefulSet, "apps", "statefulsets", with_status;
     Jobs: Job, "batch", "jobs", with_status;
+    Definitions: CustomResourceDefinition, "apiextensions.k8s.io", "customresourcedefinitions", cluster_scoped, with_status;
     ClusterRoleBindings: ClusterRoleBinding, "rbac.authorization.k8s.io", "clusterrolebindings", cluster_scoped;
     ClusterRoles: ClusterRole, "rbac.authorization.k8s.io", "clusterroles", cluster_scoped;
     RoleBindings: RoleBinding, "rbac.authorization.k8s.io", "rolebindings";
