@@ -15,15 +15,14 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
+use crate::cache::KindCaches;
 use crate::column::{Column, ColumnOf};
 use crate::descriptor::Descriptor;
 use crate::field::FieldError;
-use crate::field_ownership::Precedents;
+use crate::json_scanner::JsonScanner;
 use crate::names::NameRule;
-use crate::raw::Compact;
 use crate::schema::Schema;
 use crate::schema::builtin::Definitions;
-use crate::strict::Outlines;
 use crate::view::Conversion;
 
 /// The behaviour of one kind where it differs from the common rules. Every method is pure.
@@ -160,8 +159,8 @@ impl serde_json::ser::Formatter for WholeNumbers {
 
 /// Moves `metadata` to directly after `apiVersion` and `kind`: `render` relies on finding it there.
 pub fn metadata_first(bytes: &mut [u8]) -> Option<()> {
-    let offset = |rest: &Compact<'_>| bytes.len() - rest.0.len();
-    let mut text = Compact(bytes);
+    let offset = |rest: &JsonScanner<'_>| bytes.len() - rest.0.len();
+    let mut text = JsonScanner(bytes);
     text.take(b'{')?;
     for _ in ["apiVersion", "kind"] {
         text.member()?;
@@ -186,13 +185,6 @@ pub enum Source<'a> {
     /// A text that nobody has seen.
     Made(&'a str),
     Value(Value),
-}
-
-/// What was worked out about objects of a kind and holds for others like them.
-#[derive(Default)]
-pub struct Learned {
-    pub precedents: Precedents,
-    pub outlines: Outlines,
 }
 
 pub trait Kind: Send + Sync {
@@ -220,7 +212,7 @@ pub trait Kind: Send + Sync {
     fn row_conditions(&self, object: &dyn Object) -> Option<Value>;
 
     /// Are objects of the kind worth keeping for the next change? No two such kinds are stored in the same place.
-    fn is_kept(&self) -> bool {
+    fn is_cacheable(&self) -> bool {
         false
     }
 
@@ -253,7 +245,7 @@ pub trait Kind: Send + Sync {
     fn schema(&self) -> &Schema {
         Schema::unknown()
     }
-    fn learned(&self) -> &Learned;
+    fn caches(&self) -> &KindCaches;
     /// Does the kind say how to merge its lists? Custom resources do not.
     fn merges_strategically(&self) -> bool {
         false
@@ -269,7 +261,7 @@ pub struct Erased<S> {
     conversion: Option<Arc<dyn Conversion>>,
     /// Built when first needed.
     schema: OnceLock<Schema>,
-    learned: Learned,
+    caches: KindCaches,
     strategy: PhantomData<fn() -> S>,
 }
 
@@ -279,7 +271,7 @@ impl<S: Strategy> Erased<S> {
             descriptor: S::descriptor(),
             conversion: S::conversion(),
             schema: OnceLock::new(),
-            learned: Learned::default(),
+            caches: KindCaches::default(),
             strategy: PhantomData,
         }
     }
@@ -319,7 +311,7 @@ impl<S: Strategy> Kind for Erased<S> {
         }))
     }
 
-    fn is_kept(&self) -> bool {
+    fn is_cacheable(&self) -> bool {
         // Most events are never changed; the numbers in a definition's schema may come back from storage as others.
         let d = self.descriptor();
         self.conversion().is_none() && !matches!(d.plural.as_str(), "events" | "customresourcedefinitions")
@@ -393,8 +385,8 @@ impl<S: Strategy> Kind for Erased<S> {
         self.schema.get_or_init(Schema::of::<S::Object>)
     }
 
-    fn learned(&self) -> &Learned {
-        &self.learned
+    fn caches(&self) -> &KindCaches {
+        &self.caches
     }
 
     fn merges_strategically(&self) -> bool {

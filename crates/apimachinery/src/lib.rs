@@ -4,22 +4,21 @@
 //! Everything here is pure: no request, no caller, no I/O. The one use of the store is its types ([`view`]).
 
 pub mod address;
+pub mod cache;
 pub mod column;
 pub mod descriptor;
-#[cfg(test)]
-mod dice;
 pub mod error;
 pub mod field;
 pub mod field_ownership;
+pub mod json_scanner;
 pub mod kind;
 pub mod managed_fields;
-pub mod memo;
 pub mod meta;
 pub mod names;
 pub mod part;
 pub mod patch;
-pub mod raw;
-pub mod recent;
+#[cfg(test)]
+mod random_object;
 pub mod render;
 pub mod schema;
 pub mod selector;

@@ -7,7 +7,7 @@ use bytes::{Bytes, BytesMut};
 use cleat_store::{Entry, Revision};
 
 use crate::descriptor::Descriptor;
-use crate::raw::Compact;
+use crate::json_scanner::JsonScanner;
 
 /// An object and the revision to show it at.
 #[derive(Clone, Debug)]
@@ -55,7 +55,7 @@ pub fn partial(out: &mut BytesMut, stored: &Stored) {
 }
 
 fn metadata(object: &[u8]) -> Option<&[u8]> {
-    let mut text = Compact(object);
+    let mut text = JsonScanner(object);
     text.take(b'{')?;
     while text.member()?? != b"metadata" {
         text.value()?;

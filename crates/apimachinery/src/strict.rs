@@ -8,26 +8,13 @@ use std::fmt;
 use serde::Deserializer;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use crate::memo::{Memo, Weighs};
-use crate::raw::{Compact, is_plain_integer};
 use crate::schema::{At, Scalar, Schema, Type};
 
 /// More than this is not news.
 const LIMIT: usize = 100;
-/// Deeper texts have no outline.
-const DEPTH: usize = 32;
 /// These are left out of what is stored when they are empty, whoever sent them.
 const NORMALISED: [&str; 4] =
     ["metadata.annotations", "metadata.finalizers", "metadata.labels", "metadata.ownerReferences"];
-
-/// Texts that there is nothing to say about, by their outlines: do they hold values that are not kept?
-pub type Outlines = Memo<bool>;
-
-impl Weighs for bool {
-    fn weight(&self) -> usize {
-        size_of::<Self>()
-    }
-}
 
 /// What is to be said about a body.
 #[derive(Debug, Default, PartialEq)]
@@ -45,92 +32,6 @@ pub fn of_text(schema: &Schema, body: &[u8]) -> Findings {
     let place = Place { scan: &mut scan, at: schema.root(), omits_zero: false };
     let _ = place.deserialize(&mut serde_json::Deserializer::from_slice(body));
     scan.findings
-}
-
-/// What findings about a text depend on, apart from the schema: names, types, and what a value says of itself. Nothing
-/// where a text is not written plainly. `apiVersion` and `kind` are part of it as they are.
-pub fn outline(text: &[u8], out: &mut Vec<u8>) -> Option<()> {
-    let mut text = Compact(text);
-    text.take(b'{')?;
-    while let Some(name) = text.member()? {
-        name_in(out, name);
-        match name {
-            b"apiVersion" | b"kind" => out.extend_from_slice(text.value()?),
-            _ => outlined(&mut text, 1, out)?,
-        }
-    }
-    text.0.is_empty().then_some(())
-}
-
-fn name_in(out: &mut Vec<u8>, name: &[u8]) {
-    out.push(b'"');
-    out.extend_from_slice(name);
-    out.push(b'"');
-}
-
-fn outlined(text: &mut Compact<'_>, depth: usize, out: &mut Vec<u8>) -> Option<()> {
-    if depth == DEPTH {
-        return None;
-    }
-    match text.peek()? {
-        b'{' => {
-            text.take(b'{')?;
-            out.push(b'{');
-            while let Some(name) = text.member()? {
-                name_in(out, name);
-                outlined(text, depth + 1, out)?;
-            }
-            out.push(b'}');
-        }
-        b'[' => {
-            text.take(b'[')?;
-            out.push(b'[');
-            while text.element()? {
-                outlined(text, depth + 1, out)?;
-            }
-            out.push(b']');
-        }
-        b'"' => {
-            let text = text.value()?;
-            let text = text.get(1..text.len() - 1)?;
-            out.push(match text.first() {
-                None => b'e',
-                // What begins otherwise is no time, whatever follows.
-                Some(b'0'..=b'9' | b'\\') if is_micro_time(text)? => b'm',
-                Some(_) => b's',
-            });
-        }
-        b'n' | b't' | b'f' => match text.value()? {
-            b"null" => out.push(b'n'),
-            b"true" => out.push(b't'),
-            b"false" => out.push(b'f'),
-            _ => return None,
-        },
-        _ => match text.value()? {
-            [b'1'..=b'9', rest @ ..] if is_plain_integer(rest) => out.push(b'0'),
-            // Zero in all its forms, and whatever else there is.
-            other => {
-                out.push(b'#');
-                out.extend_from_slice(other);
-                out.push(b'#');
-            }
-        },
-    }
-    Some(())
-}
-
-/// Nothing if escapes keep it hidden.
-fn is_micro_time(text: &[u8]) -> Option<bool> {
-    let (head, rest) = text.split_at(TO_THE_SECOND.len().min(text.len()));
-    let is_hidden = |text: &[u8]| text.contains(&b'\\');
-    // Most are told by their first letters.
-    if text.starts_with(b"\\u") || text[0].is_ascii_digit() && is_hidden(head) {
-        return None;
-    }
-    if !fits(head, TO_THE_SECOND) {
-        return Some(false);
-    }
-    (!is_hidden(rest)).then(|| std::str::from_utf8(text).is_ok_and(|text| check_micro_time(text).is_ok()))
 }
 
 struct Scan {
@@ -290,16 +191,16 @@ impl<'de> Visitor<'de> for Place<'_, '_> {
     }
 }
 
-const TO_THE_SECOND: &[u8] = b"dddd-dd-ddTdd:dd:dd";
+pub(crate) const TO_THE_SECOND: &[u8] = b"dddd-dd-ddTdd:dd:dd";
 
 /// Does the text begin like this, with a digit for every `d`?
-fn fits(text: &[u8], shape: &[u8]) -> bool {
+pub(crate) fn fits(text: &[u8], shape: &[u8]) -> bool {
     text.len() >= shape.len()
         && text.iter().zip(shape).all(|(t, s)| if *s == b'd' { t.is_ascii_digit() } else { t == s })
 }
 
 /// These times are compared as text by those who elect leaders: all six digits must be there.
-fn check_micro_time(text: &str) -> Result<(), String> {
+pub(crate) fn check_micro_time(text: &str) -> Result<(), String> {
     let refuse = |rest: &str, part: &str| {
         Err(format!("parsing time {text:?} as \"2006-01-02T15:04:05.000000Z07:00\": cannot parse {rest:?} as {part:?}"))
     };
@@ -319,14 +220,11 @@ fn check_micro_time(text: &str) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
 
     use k8s_openapi::api::coordination::v1::Lease;
     use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 
     use super::*;
-    use crate::dice::Dice;
-    use crate::test_kinds;
 
     #[test]
     fn complaints_come_in_the_order_of_the_text() {
@@ -374,86 +272,6 @@ mod tests {
         ] {
             let want = format!("cannot parse {rest:?} as {part:?}");
             assert!(fault(time).is_some_and(|f| f.ends_with(&want)), "{time}: {:?}", fault(time));
-        }
-    }
-
-    #[test]
-    fn texts_of_one_outline_give_the_same_findings() {
-        let kinds = test_kinds::all();
-        let mut known: HashMap<Vec<u8>, (String, Findings)> = HashMap::new();
-        let mut again = 0;
-        for seed in 0..4000 {
-            let mut dice = Dice(seed);
-            // Few kinds, and small objects: many are alike.
-            let which = dice.below(5);
-            let schema = kinds[which].schema();
-            let mut value = dice.value(schema.root(), 3);
-            if let Some(members) = value.as_object_mut() {
-                match dice.below(12) {
-                    0 => drop(members.insert("unknown".into(), 1.into())),
-                    1 => drop(members.insert("kind".into(), ["A", "B"][dice.below(2)].into())),
-                    _ => {}
-                }
-            }
-            let text = value.to_string();
-            let mut outline = vec![u8::try_from(which).unwrap()];
-            if super::outline(text.as_bytes(), &mut outline).is_none() {
-                continue;
-            }
-            let found = of_text(schema, text.as_bytes());
-            if let Some((other, findings)) = known.get(&outline) {
-                again += 1;
-                if findings.fault.is_none() {
-                    assert_eq!(found, *findings, "{text}\n{other}");
-                }
-            }
-            known.insert(outline, (text, found));
-        }
-        assert!(again > 500 && known.len() > 500, "{again} of {} again", known.len());
-    }
-
-    #[test]
-    fn an_outline_tells_apart_what_matters() {
-        let outline = |text: &str| {
-            let mut out = Vec::new();
-            super::outline(text.as_bytes(), &mut out).map(|()| String::from_utf8(out).unwrap())
-        };
-        let like = [
-            (r#"{"a":"x","b":[1,{"c":true}],"d":null}"#, r#"{"a":"y \"z\"","b":[23,{"c":true}],"d":null}"#),
-            (r#"{"t":"2020-02-03T04:05:07.654321Z"}"#, r#"{"t":"2021-12-03T04:05:07.000000+02:00"}"#),
-        ];
-        for (one, other) in like {
-            assert!(outline(one).is_some_and(|o| outline(other) == Some(o)), "{one} {other}");
-        }
-        let texts = [
-            r#"{"a":"x"}"#,
-            r#"{"a":""}"#,
-            r#"{"a":"2020-02-03T04:05:07.654321Z"}"#,
-            r#"{"a":1}"#,
-            r#"{"a":0}"#,
-            r#"{"a":0.0}"#,
-            r#"{"a":true}"#,
-            r#"{"a":false}"#,
-            r#"{"a":null}"#,
-            r#"{"a":{}}"#,
-            r#"{"a":[]}"#,
-            r#"{"a":["x"]}"#,
-            r#"{"a":["x","x"]}"#,
-            r#"{"a":"x","a":"x"}"#,
-            r#"{"b":"x"}"#,
-            r#"{"kind":"x"}"#,
-            r#"{"kind":"y"}"#,
-        ];
-        let outlines: HashSet<_> = texts.iter().map(|text| outline(text).unwrap()).collect();
-        assert_eq!(outlines.len(), texts.len());
-        assert_eq!(outline(r#"{"a":"12 volumes that are \"x\""}"#), outline(r#"{"a":"x"}"#));
-        for hidden in [r#"{"a":"\u0032020-02-03T04:05:07.654321Z"}"#, r#"{"a":"2020-02-03T04:05:07.65432\u0031Z"}"#] {
-            assert_eq!(outline(hidden), None, "{hidden}");
-        }
-        for unusual in
-            [r#"{"a": 1}"#, r#"{ "a":1}"#, r#"{"a":[1 ]}"#, r#"{"\u0061":1}"#, r#"{"a":1} "#, "[]", "", r#"{"a":nil}"#]
-        {
-            assert_eq!(outline(unusual), None, "{unusual}");
         }
     }
 

@@ -8,17 +8,17 @@ use tokio_util::sync::CancellationToken;
 
 use crate::limits::Limits;
 use crate::security::Security;
-use crate::watch_frames::Lines;
-use cleat_apimachinery::kind::Kind;
-use cleat_apimachinery::recent::Recent;
+use cleat_apimachinery::cache::decoded_objects::DecodedObjectCache;
+use cleat_apimachinery::cache::watch_frames::WatchFrameCache;
+use cleat_apimachinery::kind::{Kind, Object};
 use cleat_apimachinery::view::View;
 use cleat_registry::catalog::{Catalog, Kinds};
 
 pub(crate) struct Api {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) catalog: Arc<Catalog>,
-    pub(crate) lines: Arc<Lines>,
-    pub(crate) recent: Recent,
+    pub(crate) watch_frames: Arc<WatchFrameCache>,
+    pub(crate) decoded_objects: DecodedObjectCache<Arc<dyn Object>>,
     pub(crate) security: Security,
     pub(crate) limits: Limits,
     /// Cancelled when the server goes away.

@@ -22,7 +22,6 @@ mod openapi;
 mod review;
 mod security;
 mod serve;
-mod watch_frames;
 
 use cleat_auth::actor::Actor;
 use std::convert::Infallible;
@@ -47,9 +46,9 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use api::Api;
+use cleat_apimachinery::cache::decoded_objects::DecodedObjectCache;
 use cleat_apimachinery::error::ApiError;
 use cleat_apimachinery::managed_fields::Document;
-use cleat_apimachinery::recent::Recent;
 use cleat_auth::audit::{Audit, Ids};
 use cleat_auth::authenticate::token::Signer;
 use cleat_auth::authenticate::{Authenticator, Caller, Peer};
@@ -196,9 +195,17 @@ impl ApiServer {
         let (release, released) = watch::channel(());
         let closing = CancellationToken::new();
         let limits = config.limits;
-        let lines = Arc::default();
-        let recent = Recent::default();
-        let api = Arc::new(Api { store, catalog, lines, recent, security, limits, closing, _release: release });
+        let (watch_frames, decoded_objects) = (Arc::default(), DecodedObjectCache::default());
+        let api = Arc::new(Api {
+            store,
+            catalog,
+            watch_frames,
+            decoded_objects,
+            security,
+            limits,
+            closing,
+            _release: release,
+        });
         for name in NAMESPACES {
             seed(&api, name).await?;
         }

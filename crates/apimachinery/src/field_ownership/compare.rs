@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use serde_json::{Map, Value, json};
 
 use super::set::{FieldSet, Node, field, keyed, valued};
-use crate::raw;
+use crate::json_scanner;
 use crate::schema::{At, Relation, Schema, Type};
 
 /// What stands in for a struct that is there although nobody wrote it.
@@ -51,12 +51,12 @@ fn differing(old: &str, new: &str) -> Option<(Value, Value)> {
     if old == new {
         return None;
     }
-    let (Some(old_members), Some(new_members)) = (raw::members(old), raw::members(new)) else {
-        return Some((raw::value(old), raw::value(new)));
+    let (Some(old_members), Some(new_members)) = (json_scanner::members(old), json_scanner::members(new)) else {
+        return Some((json_scanner::value(old), json_scanner::value(new)));
     };
     let (mut only_old, mut only_new) = (Map::new(), Map::new());
     for (name, old) in &old_members {
-        match raw::member(&new_members, name) {
+        match json_scanner::member(&new_members, name) {
             Some(new) => {
                 if let Some((old, new)) = differing(old, new) {
                     only_old.insert(name.to_string(), old);
@@ -64,12 +64,12 @@ fn differing(old: &str, new: &str) -> Option<(Value, Value)> {
                 }
             }
             None => {
-                only_old.insert(name.to_string(), raw::value(old));
+                only_old.insert(name.to_string(), json_scanner::value(old));
             }
         }
     }
-    for (name, new) in new_members.iter().filter(|(name, _)| raw::member(&old_members, name).is_none()) {
-        only_new.insert(name.to_string(), raw::value(new));
+    for (name, new) in new_members.iter().filter(|(name, _)| json_scanner::member(&old_members, name).is_none()) {
+        only_new.insert(name.to_string(), json_scanner::value(new));
     }
     Some((only_old.into(), only_new.into()))
 }

@@ -7,13 +7,10 @@ pub mod apply;
 pub mod compare;
 pub mod entries;
 mod merge;
-pub mod precedent;
-mod recorded;
+mod raw_managed_fields;
 pub mod set;
-mod shape;
 
 pub use apply::{ApplyError, Conflict};
 pub use compare::{difference, fields};
 pub use entries::Operation;
-pub use precedent::Precedents;
-pub use recorded::Recorded;
+pub use raw_managed_fields::RawManagedFields;

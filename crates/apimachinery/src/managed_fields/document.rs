@@ -7,9 +7,9 @@ use std::ops::Range;
 use bytes::Bytes;
 
 use crate::descriptor::Descriptor;
-use crate::field_ownership::Recorded;
+use crate::field_ownership::RawManagedFields;
+use crate::json_scanner::JsonScanner;
 use crate::kind::{Kind, Object, Source};
-use crate::raw::Compact;
 
 const KEY: &str = "\"managedFields\":";
 /// What an encoded object holds where its owners belong.
@@ -18,13 +18,13 @@ const PLACE: &str = "\"managedFields\":[]";
 pub struct Document {
     /// Without managedFields.
     pub object: Box<dyn Object>,
-    pub owners: Recorded,
+    pub owners: RawManagedFields,
 }
 
 impl Document {
     /// An object whose owners nobody records.
     pub fn unowned(object: Box<dyn Object>) -> Self {
-        Self { object, owners: Recorded::default() }
+        Self { object, owners: RawManagedFields::default() }
     }
 
     /// The canonical bytes.
@@ -34,18 +34,21 @@ impl Document {
 }
 
 /// What is stored, taken apart.
-pub struct Divided<'a> {
+pub struct SplitObject<'a> {
     /// The object without its owners.
     pub text: Cow<'a, [u8]>,
-    pub owners: Recorded,
+    pub owners: RawManagedFields,
 }
 
-impl<'a> Divided<'a> {
+impl<'a> SplitObject<'a> {
     pub fn of(descriptor: &Descriptor, stored: &'a Bytes) -> Self {
         let Some(list) = place(descriptor, stored) else {
-            return Self { text: Cow::Borrowed(stored), owners: Recorded::default() };
+            return Self { text: Cow::Borrowed(stored), owners: RawManagedFields::default() };
         };
-        Self { text: Cow::Owned(around(stored, &list).concat()), owners: Recorded::from_bytes(stored.slice(list)) }
+        Self {
+            text: Cow::Owned(around(stored, &list).concat()),
+            owners: RawManagedFields::from_bytes(stored.slice(list)),
+        }
     }
 
     pub fn decode(&self, kind: &dyn Kind) -> Result<Box<dyn Object>, serde_json::Error> {
@@ -77,17 +80,17 @@ impl Encoded {
         Self { bytes, list: at.map(|at| at + KEY.len()..at + PLACE.len()) }
     }
 
-    pub fn with(&self, owners: &Recorded) -> Bytes {
+    pub fn with(&self, owners: &RawManagedFields) -> Bytes {
         self.pieces(owners).concat().into()
     }
 
     /// Is this what is stored?
-    pub fn is(&self, owners: &Recorded, stored: &[u8]) -> bool {
+    pub fn is(&self, owners: &RawManagedFields, stored: &[u8]) -> bool {
         let rest = self.pieces(owners).into_iter().try_fold(stored, |rest, piece| rest.strip_prefix(piece));
         rest.is_some_and(<[u8]>::is_empty)
     }
 
-    fn pieces<'a>(&'a self, owners: &'a Recorded) -> [&'a [u8]; 3] {
+    fn pieces<'a>(&'a self, owners: &'a RawManagedFields) -> [&'a [u8]; 3] {
         let bytes = self.bytes.as_slice();
         match (&self.list, owners.bytes()) {
             (None, _) => [bytes, b"", b""],
@@ -103,7 +106,7 @@ impl Encoded {
 /// Where the list of owners stands in a stored object.
 fn place(descriptor: &Descriptor, stored: &[u8]) -> Option<Range<usize>> {
     // The inside of the metadata begins at a fixed place.
-    let mut metadata = Compact(stored.get(descriptor.head().len()..)?);
+    let mut metadata = JsonScanner(stored.get(descriptor.head().len()..)?);
     while let Some(name) = metadata.member()? {
         let value = metadata.value()?;
         if name == b"managedFields" {
@@ -142,7 +145,7 @@ mod tests {
     fn taken_apart(plural: &str, value: serde_json::Value) -> (String, Option<String>) {
         let kind = kind(plural);
         let stored = Bytes::from(value.to_string());
-        let divided = Divided::of(kind.descriptor(), &stored);
+        let divided = SplitObject::of(kind.descriptor(), &stored);
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
         (text(&divided.text), divided.owners.bytes().map(|bytes| text(bytes)))
     }
@@ -173,9 +176,9 @@ mod tests {
             let mut map = ConfigMap::default();
             map.metadata.name = Some("n".into());
             map.metadata.labels = Some([("managedFields".into(), "\"managedFields\":[]".into())].into());
-            let owners = owners.map_or_else(Recorded::default, Recorded::from_bytes);
+            let owners = owners.map_or_else(RawManagedFields::default, RawManagedFields::from_bytes);
             let stored = Document { object: Box::new(map), owners: owners.clone() }.encode();
-            let divided = Divided::of(kind.descriptor(), &stored);
+            let divided = SplitObject::of(kind.descriptor(), &stored);
             assert_eq!(divided.owners, owners);
             let mut document = Document { object: divided.decode(&*kind).unwrap(), owners: divided.owners.clone() };
             assert_eq!(document.encode(), stored);
@@ -184,9 +187,9 @@ mod tests {
             for other in [&stored[..stored.len() - 1], &[&stored[..], b"}"].concat()] {
                 assert!(!encoded.is(&owners, other));
             }
-            assert!(!encoded.is(&Recorded::from_bytes(Bytes::from_static(b"[1]")), &stored));
+            assert!(!encoded.is(&RawManagedFields::from_bytes(Bytes::from_static(b"[1]")), &stored));
         }
-        let nameless = Encoded::of(&mut Pod::default()).with(&Recorded::default());
+        let nameless = Encoded::of(&mut Pod::default()).with(&RawManagedFields::default());
         assert_eq!(nameless, r#"{"apiVersion":"v1","kind":"Pod","metadata":{}}"#);
     }
 }

@@ -6,5 +6,5 @@ mod document;
 mod track;
 
 pub use current::{Current, decode};
-pub use document::{Divided, Document, Encoded};
+pub use document::{Document, Encoded, SplitObject};
 pub use track::Tracker;

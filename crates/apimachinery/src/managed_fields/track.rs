@@ -6,16 +6,16 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use serde_json::{Value, json};
 
-use super::document::Divided;
-use crate::field_ownership::Recorded;
+use super::document::SplitObject;
+use crate::cache::ownership::{CachedOwnership, OwnershipCacheKey};
+use crate::field_ownership::RawManagedFields;
 use crate::field_ownership::apply::{ApplyError, Wish, apply, update};
 use crate::field_ownership::compare::{difference, difference_of_texts};
 use crate::field_ownership::entries::{Identity, Operation, Owners};
-use crate::field_ownership::precedent::{Case, Precedent};
 use crate::field_ownership::set::FieldSet;
 use crate::kind::{Kind, Object};
 use crate::meta;
-use crate::part::ObjectPart as Part;
+use crate::part::ObjectPart;
 
 /// Owner of what was there before ownership was recorded.
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";
@@ -23,13 +23,13 @@ const BEFORE_FIRST_APPLY: &str = "before-first-apply";
 /// One writer of one kind.
 pub struct Tracker<'a> {
     kind: &'a dyn Kind,
-    part: Part,
+    part: ObjectPart,
     operation: Operation,
     manager: &'a str,
 }
 
 impl<'a> Tracker<'a> {
-    pub fn new(kind: &'a dyn Kind, part: Part, operation: Operation, manager: &'a str) -> Self {
+    pub fn new(kind: &'a dyn Kind, part: ObjectPart, operation: Operation, manager: &'a str) -> Self {
         let manager = if manager.is_empty() { "unknown" } else { manager };
         Self { kind, part, operation, manager }
     }
@@ -42,9 +42,9 @@ impl<'a> Tracker<'a> {
 
     fn subresource(&self) -> &'static str {
         match self.part {
-            Part::Status => "status",
-            Part::Finalize => "finalize",
-            Part::Main | Part::Whole => "",
+            ObjectPart::Status => "status",
+            ObjectPart::Finalize => "finalize",
+            ObjectPart::Main | ObjectPart::Whole => "",
         }
     }
 
@@ -52,18 +52,20 @@ impl<'a> Tracker<'a> {
     fn ignored(&self) -> FieldSet {
         let d = self.kind.descriptor();
         match self.part {
-            Part::Main if d.has_status => FieldSet::of(&[&["status"]]),
-            Part::Status if d.plural == "volumeattachments" || d.custom => FieldSet::of(&[&["spec"], &["metadata"]]),
-            Part::Status => FieldSet::of(&[&["spec"]]),
-            Part::Main | Part::Finalize | Part::Whole => FieldSet::default(),
+            ObjectPart::Main if d.has_status => FieldSet::of(&[&["status"]]),
+            ObjectPart::Status if d.plural == "volumeattachments" || d.custom => {
+                FieldSet::of(&[&["spec"], &["metadata"]])
+            }
+            ObjectPart::Status => FieldSet::of(&[&["spec"]]),
+            ObjectPart::Main | ObjectPart::Finalize | ObjectPart::Whole => FieldSet::default(),
         }
     }
 
     /// Records who makes a new object. The object gets its defaults first: they are the maker's, too. Whoever has its
     /// `text` with them already, and no managedFields in it, brings it along.
-    pub fn created(&self, object: &mut dyn Object, text: Option<&[u8]>) -> Recorded {
+    pub fn created(&self, object: &mut dyn Object, text: Option<&[u8]>) -> RawManagedFields {
         if let Some(text) = text {
-            return self.taken(b"{}", text, &Recorded::default(), meta::now());
+            return self.taken(b"{}", text, &RawManagedFields::default(), meta::now());
         }
         meta::normalise(object.meta_mut());
         self.kind.default(object);
@@ -71,15 +73,15 @@ impl<'a> Tracker<'a> {
         let nothing = b"{}";
         match sent.filter(|sent| !is_reset(Some(sent))) {
             Some(sent) => self.judged(nothing, &object.encode(), Owners::sent(Some(&sent)), meta::now()),
-            None => self.taken(nothing, &object.encode(), &Recorded::default(), meta::now()),
+            None => self.taken(nothing, &object.encode(), &RawManagedFields::default(), meta::now()),
         }
     }
 
     /// Records who changes an object; `text` is as for a new one.
-    pub fn updated(&self, old: &Divided<'_>, new: &mut dyn Object, text: Option<&[u8]>) -> Recorded {
+    pub fn updated(&self, old: &SplitObject<'_>, new: &mut dyn Object, text: Option<&[u8]>) -> RawManagedFields {
         if let Some(text) = text {
             return match old.owners.text() {
-                b"" => Recorded::default(),
+                b"" => RawManagedFields::default(),
                 _ => self.taken(&old.text, text, &old.owners, meta::now()),
             };
         }
@@ -89,47 +91,47 @@ impl<'a> Tracker<'a> {
         if !self.subresource().is_empty() {
             sent = None;
         } else if is_reset(sent.as_ref()) {
-            return Recorded::default();
+            return RawManagedFields::default();
         }
         // A client that does not know of managedFields leaves them out; it does not mean to remove them.
         match Some(Owners::sent(sent.as_ref())).filter(|o| !o.is_empty()) {
             Some(owners) => self.judged(&old.text, &new.encode(), owners, meta::now()),
-            None if old.owners.text().is_empty() => Recorded::default(),
+            None if old.owners.text().is_empty() => RawManagedFields::default(),
             None => self.taken(&old.text, &new.encode(), &old.owners, meta::now()),
         }
     }
 
     /// What the writer takes from the owners recorded before.
-    fn taken(&self, old: &[u8], new: &[u8], before: &Recorded, now: Timestamp) -> Recorded {
-        let Some(case) = self.case(old, new, before) else { return self.anew(old, new, before, now) };
-        let precedents = &self.kind.learned().precedents;
-        if let Some(precedent) = precedents.find(&case.question) {
-            return precedent.applied(&case, now);
+    fn taken(&self, old: &[u8], new: &[u8], before: &RawManagedFields, now: Timestamp) -> RawManagedFields {
+        let Some(key) = self.cache_key(old, new, before) else { return self.anew(old, new, before, now) };
+        let cache = &self.kind.caches().ownership;
+        if let Some(cached) = cache.get(&key.key) {
+            return cached.at_times(&key, now);
         }
-        match Precedent::of(&case, |owners, now| self.owners(old, new, owners, now)).map(Arc::new) {
-            Some(precedent) => {
-                precedents.keep(&case.question, precedent.clone());
-                precedent.applied(&case, now)
+        match CachedOwnership::of(&key, |owners, now| self.owners(old, new, owners, now)).map(Arc::new) {
+            Some(computed) => {
+                cache.insert(&key.key, computed.clone());
+                computed.at_times(&key, now)
             }
             None => self.anew(old, new, before, now),
         }
     }
 
-    fn case<'b>(&self, old: &[u8], new: &[u8], before: &'b Recorded) -> Option<Case<'b>> {
-        Case::of((self.part, self.operation, self.manager), before, old, new)
+    fn cache_key<'b>(&self, old: &[u8], new: &[u8], before: &'b RawManagedFields) -> Option<OwnershipCacheKey<'b>> {
+        OwnershipCacheKey::of((self.part, self.operation, self.manager), before, old, new)
     }
 
     /// The same, by the rules alone.
-    fn anew(&self, old: &[u8], new: &[u8], before: &Recorded, now: Timestamp) -> Recorded {
+    fn anew(&self, old: &[u8], new: &[u8], before: &RawManagedFields, now: Timestamp) -> RawManagedFields {
         match before.owners() {
             // What is recorded makes no sense, which is as if nothing were.
-            owners if owners.is_empty() && !before.text().is_empty() => Recorded::default(),
+            owners if owners.is_empty() && !before.text().is_empty() => RawManagedFields::default(),
             owners => self.judged(old, new, owners, now),
         }
     }
 
-    fn judged(&self, old: &[u8], new: &[u8], owners: Owners, now: Timestamp) -> Recorded {
-        Recorded::new(self.owners(old, new, owners, now))
+    fn judged(&self, old: &[u8], new: &[u8], owners: Owners, now: Timestamp) -> RawManagedFields {
+        RawManagedFields::new(self.owners(old, new, owners, now))
     }
 
     fn owners(&self, old: &[u8], new: &[u8], before: Owners, now: Timestamp) -> Owners {
@@ -141,10 +143,10 @@ impl<'a> Tracker<'a> {
     pub fn apply(
         &self,
         live: &Value,
-        recorded: &Recorded,
+        recorded: &RawManagedFields,
         config: &Value,
         force: bool,
-    ) -> Result<(Option<Value>, Recorded), ApplyError> {
+    ) -> Result<(Option<Value>, RawManagedFields), ApplyError> {
         let schema = self.kind.schema();
         let now = meta::now();
         let (who, ignored) = (self.who(), self.ignored());
@@ -155,7 +157,7 @@ impl<'a> Tracker<'a> {
         }
         let wish = Wish { config, who: &who, force, ignored: &ignored };
         let applied = apply(schema, live, owners, &wish, now)?;
-        Ok((applied.object, Recorded::new(applied.owners)))
+        Ok((applied.object, RawManagedFields::new(applied.owners)))
     }
 }
 
@@ -167,7 +169,7 @@ fn is_reset(sent: Option<&Vec<ManagedFieldsEntry>>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dice::Dice;
+    use crate::random_object::RandomObject;
     use crate::test_kinds;
 
     fn object(body: &Value) -> Vec<u8> {
@@ -195,27 +197,27 @@ mod tests {
     }
 
     #[test]
-    fn a_precedent_gives_what_the_rules_give() {
+    fn the_cache_gives_what_the_rules_give() {
         let kinds = test_kinds::all();
         let mut judged = 0;
         for seed in 0..600 {
-            let mut dice = Dice(seed);
+            let mut dice = RandomObject(seed);
             let kind = &*kinds[dice.below(kinds.len())];
             let root = kind.schema().root();
             let (mut value, mut old) = (json!({}), b"{}".to_vec());
-            let [mut owners, mut owners_of_twin] = [Recorded::default(), Recorded::default()];
+            let [mut owners, mut owners_of_twin] = [RawManagedFields::default(), RawManagedFields::default()];
             let mut old_of_twin = old.clone();
             for step in 0..dice.below(8) + 1 {
                 value = if step == 0 { dice.value(root, 0) } else { dice.changed(root, &value, 0) };
-                let part = [Part::Main, Part::Main, Part::Status, Part::Whole][dice.below(4)];
+                let part = [ObjectPart::Main, ObjectPart::Main, ObjectPart::Status, ObjectPart::Whole][dice.below(4)];
                 let manager = ["kubectl", "a \"b\"", "controller", "x,\"time\":\"y", ""][dice.below(5)];
                 let tracker = Tracker::new(kind, part, Operation::Update, manager);
-                let mut write = |old: &mut Vec<u8>, new: Vec<u8>, owners: &mut Recorded, now| {
+                let mut write = |old: &mut Vec<u8>, new: Vec<u8>, owners: &mut RawManagedFields, now| {
                     let want = tracker.anew(old, &new, owners, now);
                     assert_eq!(tracker.taken(old, &new, owners, now), want, "seed {seed}, step {step}");
-                    if let Some(case) = tracker.case(old, &new, owners) {
-                        let known = kind.learned().precedents.find(&case.question).is_some();
-                        assert!(known || case.question.len() > 2000, "seed {seed}, step {step}");
+                    if let Some(key) = tracker.cache_key(old, &new, owners) {
+                        let known = kind.caches().ownership.get(&key.key).is_some();
+                        assert!(known || key.key.len() > 2000, "seed {seed}, step {step}");
                         judged += usize::from(known);
                     }
                     (*old, *owners) = (new, want);
@@ -225,17 +227,17 @@ mod tests {
                 write(&mut old_of_twin, other, &mut owners_of_twin, at(1_700_000_000 + dice.below(4)));
             }
         }
-        assert!(judged > 2000, "only {judged} were judged by a precedent");
+        assert!(judged > 2000, "only {judged} were answered from the cache");
     }
 
     #[test]
     fn beyond_ten_owners_times_decide_who_stays() {
         let kinds = test_kinds::all();
         let kind = kinds.iter().find(|kind| kind.descriptor().plural == "configmaps").unwrap();
-        let (mut value, mut old, mut owners) = (json!({ "metadata": {} }), b"{}".to_vec(), Recorded::default());
+        let (mut value, mut old, mut owners) = (json!({ "metadata": {} }), b"{}".to_vec(), RawManagedFields::default());
         for round in 0..14 {
             let manager = format!("m{}", round % 12);
-            let tracker = Tracker::new(&**kind, Part::Main, Operation::Update, &manager);
+            let tracker = Tracker::new(&**kind, ObjectPart::Main, Operation::Update, &manager);
             value["metadata"]["annotations"][format!("a{round}")] = "x".into();
             let (new, now) = (object(&value), at(1_700_000_000 - round));
             let after = tracker.taken(&old, &new, &owners, now);
@@ -246,33 +248,33 @@ mod tests {
     }
 
     #[test]
-    fn like_writes_are_judged_once() {
+    fn similar_writes_compute_owners_once() {
         let kinds = test_kinds::all();
         let kind = kinds.iter().find(|kind| kind.descriptor().plural == "persistentvolumeclaims").unwrap();
-        let tracker = Tracker::new(&**kind, Part::Main, Operation::Update, "kubectl");
+        let tracker = Tracker::new(&**kind, ObjectPart::Main, Operation::Update, "kubectl");
         let made = |name: &str, class: &str| {
             object(
                 &json!({ "metadata": { "name": name, "finalizers": ["a/b"] }, "spec": { "storageClassName": class } }),
             )
         };
-        let nothing = Recorded::default();
+        let nothing = RawManagedFields::default();
         let (one, other) = (made("one", "fast"), made("other", "slow"));
-        let known = |old: &[u8], new: &[u8], before: &Recorded| {
-            let case = tracker.case(old, new, before).unwrap();
-            kind.learned().precedents.find(&case.question).is_some()
+        let known = |old: &[u8], new: &[u8], before: &RawManagedFields| {
+            let key = tracker.cache_key(old, new, before).unwrap();
+            kind.caches().ownership.get(&key.key).is_some()
         };
         assert!(!known(b"{}", &one, &nothing));
         let first = tracker.taken(b"{}", &one, &nothing, at(100));
         assert!(known(b"{}", &other, &nothing), "the name and the class do not matter");
         let second = tracker.taken(b"{}", &other, &nothing, at(200));
-        let text = |recorded: &Recorded| String::from_utf8(recorded.text().to_vec()).unwrap();
+        let text = |recorded: &RawManagedFields| String::from_utf8(recorded.text().to_vec()).unwrap();
         assert_eq!(text(&first).replace("00:01:40", "00:03:20"), text(&second));
         let changed = made("one", "faster");
         let third = tracker.taken(&one, &changed, &first, at(300));
         assert!(known(&other, &made("other", "faster"), &second), "nor do times");
         assert_eq!(third, tracker.anew(&one, &changed, &first, at(300)));
-        let elsewhere = Tracker::new(&**kind, Part::Main, Operation::Update, "somebody");
-        assert!(kind.learned().precedents.find(&elsewhere.case(b"{}", &one, &nothing).unwrap().question).is_none());
+        let elsewhere = Tracker::new(&**kind, ObjectPart::Main, Operation::Update, "somebody");
+        assert!(kind.caches().ownership.get(&elsewhere.cache_key(b"{}", &one, &nothing).unwrap().key).is_none());
         let more = object(&json!({ "metadata": { "name": "one", "finalizers": ["c/d"] }, "spec": {} }));
         assert!(!known(b"{}", &more, &nothing), "what is in a list does");
     }

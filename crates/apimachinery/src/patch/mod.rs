@@ -7,9 +7,9 @@ use bytes::BytesMut;
 use serde_json::Value;
 
 use crate::error::ApiError;
+use crate::json_scanner;
 use crate::kind::{Kind, Object};
 use crate::managed_fields::Current;
-use crate::raw;
 use crate::render;
 use crate::schema::Schema;
 
@@ -87,7 +87,7 @@ impl Patch {
         let damaged = |e: serde_json::Error| ApiError::Internal(format!("a stored object cannot be read: {e}"));
         if let Self::Merge(patch) = self {
             let text = std::str::from_utf8(&bytes).map_err(|e| damaged(serde::de::Error::custom(e)))?;
-            return Ok(raw::merged(text, patch));
+            return Ok(json_scanner::merged(text, patch));
         }
         let mut value: Value = serde_json::from_slice(&bytes).map_err(damaged)?;
         self.merge(kind.schema(), &mut value)?;

@@ -15,7 +15,7 @@ use crate::http::query::FieldValidation;
 use crate::http::reply::Reply;
 use cleat_apimachinery::error::{ApiError, ApplyCause};
 use cleat_apimachinery::field::FieldError;
-use cleat_apimachinery::field_ownership::{self, ApplyError, Conflict, Operation, Recorded};
+use cleat_apimachinery::field_ownership::{self, ApplyError, Conflict, Operation, RawManagedFields};
 use cleat_apimachinery::kind::{Object, Source};
 use cleat_apimachinery::managed_fields::{Document, Tracker};
 use cleat_apimachinery::render;
@@ -122,7 +122,7 @@ impl Request<'_> {
                 format!("uid mismatch: the provided object specified uid {uid}, and no existing object was found");
             return Err(ApiError::conflict(self.at.descriptor(), self.at.name, why));
         }
-        let applied = self.tracker.apply(&json!({}), &Recorded::default(), &self.config, self.force);
+        let applied = self.tracker.apply(&json!({}), &RawManagedFields::default(), &self.config, self.force);
         let (object, owners) = applied.map_err(|e| self.refusal(e))?;
         let object = self.decoded(object.unwrap_or_else(|| json!({})))?;
         let name = object.meta().name.clone().unwrap_or_default();

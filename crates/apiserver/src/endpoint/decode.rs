@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use cleat_apimachinery::address::ObjectAddress;
+use cleat_apimachinery::cache::body_shape::{BodyShape, BodySource};
 use serde::Deserialize;
 use serde_json::error::Category;
 
@@ -43,8 +44,8 @@ pub(crate) fn body(call: &Call, kind: &dyn Kind, validation: FieldValidation) ->
         kind.default(&mut *object);
         let text = Bytes::from(object.encode());
         // What else would be said about the text, and what is not kept of it, is for those who read it.
-        let plain =
-            object.meta().managed_fields.is_none() && Outline::of(Origin::Body, &text).known(kind) == Some(false);
+        let plain = object.meta().managed_fields.is_none()
+            && BodyShape::of(BodySource::Request, &text).cached(kind.caches()) == Some(false);
         (plain.then(|| Sent { object, warnings: Vec::new(), text: Some(text.clone()) }), text)
     });
     if call.text().len() > REQUEST_LIMIT {
@@ -61,9 +62,9 @@ pub(crate) fn body(call: &Call, kind: &dyn Kind, validation: FieldValidation) ->
 fn read(body: &[u8], kind: &dyn Kind, validation: FieldValidation) -> Result<(Box<dyn Object>, Vec<String>), ApiError> {
     // A body that says `null` says nothing, like an object without fields.
     let text: &[u8] = if body.trim_ascii() == b"null" { b"{}" } else { body };
-    let outline = Outline::of(Origin::Body, text);
+    let shape = BodyShape::of(BodySource::Request, text);
     // A text that cannot be read says why only when it is looked at anew.
-    if let Some(zeros) = outline.known(kind)
+    if let Some(zeros) = shape.cached(kind.caches())
         && let Ok(object) = kept(kind, Source::Bytes(text), zeros)
     {
         return Ok((object, Vec::new()));
@@ -71,7 +72,7 @@ fn read(body: &[u8], kind: &dyn Kind, validation: FieldValidation) -> Result<(Bo
     check_type(kind, text)?;
     let mut object = kind.decode(Source::Bytes(text)).map_err(|e| unreadable(kind, e))?;
     let findings = strict::of_text(kind.schema(), text);
-    outline.learn(kind, &findings);
+    shape.insert(kind.caches(), &findings);
     if let Some(fault) = findings.fault {
         return Err(unreadable(kind, fault));
     }
@@ -95,37 +96,6 @@ fn kept(kind: &dyn Kind, source: Source<'_>, zeros: bool) -> Result<Box<dyn Obje
     let mut value = serde_json::from_slice(text)?;
     kind.schema().root().drop_zeros(&mut value);
     kind.decode(Source::Value(value))
-}
-
-/// Where a text comes from: what is made by a patch has not been asked for its type.
-enum Origin {
-    Body,
-    Patch,
-}
-
-/// What can be known of a text before it is read.
-struct Outline(Option<Vec<u8>>);
-
-impl Outline {
-    fn of(origin: Origin, text: &[u8]) -> Self {
-        let mut outline = Vec::with_capacity(text.len());
-        outline.push(origin as u8);
-        Self(strict::outline(text, &mut outline).map(|()| outline))
-    }
-
-    /// Whether a text of which nothing else is to be said holds values that are not kept.
-    fn known(&self, kind: &dyn Kind) -> Option<bool> {
-        kind.learned().outlines.find(self.0.as_deref()?)
-    }
-
-    fn learn(&self, kind: &dyn Kind, findings: &Findings) {
-        if let Some(outline) = &self.0
-            && findings.complaints.is_empty()
-            && findings.fault.is_none()
-        {
-            kind.learned().outlines.keep(outline, findings.zeros);
-        }
-    }
 }
 
 fn check_type(kind: &dyn Kind, body: &[u8]) -> Result<(), ApiError> {
@@ -167,12 +137,12 @@ pub(crate) fn patched(
         let kind = GroupKind { group: String::new(), kind: String::new() };
         ApiError::Invalid { kind, name: String::new(), errors: vec![FieldError::invalid("patch", shown, why)] }
     };
-    let outline = Outline::of(Origin::Patch, shown.as_bytes());
-    let findings = match outline.known(at.kind) {
+    let shape = BodyShape::of(BodySource::Patch, shown.as_bytes());
+    let findings = match shape.cached(at.kind.caches()) {
         Some(zeros) => Findings { zeros, ..Findings::default() },
         None => {
             let found = strict::of_text(at.kind.schema(), shown.as_bytes());
-            outline.learn(at.kind, &found);
+            shape.insert(at.kind.caches(), &found);
             found
         }
     };

@@ -112,7 +112,7 @@ pub(crate) async fn remove(
     loop {
         let entry = api.of(at.kind).get(&key).await?.ok_or_else(|| at.not_found())?;
         let stored = Stored::from(&entry);
-        let current = Current::of(&api.recent, at.kind, &entry, &stored)?;
+        let current = Current::of(&api.decoded_objects, at.kind, &entry, &stored)?;
         check_preconditions(&at, options, &*current.object, entry.modified)?;
         let mut step = Step::Keep;
         let mut document = current.edited(|object| {

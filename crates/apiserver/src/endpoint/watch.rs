@@ -21,7 +21,7 @@ use crate::http::accept::{Form, Shape, negotiate};
 use crate::http::body::ApiBody;
 use crate::http::query::{ListOptions, Match};
 use crate::http::reply::Reply;
-use crate::watch_frames::{Line, Lines};
+use cleat_apimachinery::cache::watch_frames::{WatchFrameCache, WatchFrameKey};
 use cleat_apimachinery::error::ApiError;
 use cleat_apimachinery::field::FieldError;
 use cleat_apimachinery::kind::Kind;
@@ -61,7 +61,7 @@ pub(crate) async fn watch(
     let prefix = super::narrowed(&**kind, namespace, &selector);
     let mut stream = Stream {
         writer: Writer {
-            lines: (kind.conversion().is_none() && form != Form::Table).then(|| api.lines.clone()),
+            frames: (kind.conversion().is_none() && form != Form::Table).then(|| api.watch_frames.clone()),
             kind: kind.clone(),
             form,
             include: call.query.include_object()?,
@@ -324,8 +324,8 @@ fn seen(kind: &dyn Kind, selector: &Selector, event: &Event) -> Option<(&'static
 
 /// Writes events in the negotiated form, each on one line.
 struct Writer {
-    /// Where lines are shared, if all watchers of the kind see the same bytes.
-    lines: Option<Arc<Lines>>,
+    /// The cache of encoded events, if all watches of the kind show the same bytes.
+    frames: Option<Arc<WatchFrameCache>>,
     kind: Arc<dyn Kind>,
     form: Form,
     include: Include,
@@ -335,15 +335,15 @@ struct Writer {
 impl Writer {
     /// A change that other watchers see, too.
     fn line(&mut self, name: &'static str, stored: &Stored) -> Bytes {
-        let lines = self.lines.clone();
-        let line = Line { revision: stored.revision, name, form: self.form };
+        let frames = self.frames.clone();
+        let line = WatchFrameKey { revision: stored.revision, event: name, form: self.form as usize };
         let mut make = || {
             let mut out = BytesMut::with_capacity(stored.value.len() + 128);
             self.event(&mut out, name, stored);
             out.freeze()
         };
-        match lines {
-            Some(lines) => lines.get(line, make),
+        match frames {
+            Some(frames) => frames.get_or_encode(line, make),
             None => make(),
         }
     }

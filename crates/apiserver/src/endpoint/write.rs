@@ -14,7 +14,7 @@ use cleat_apimachinery::descriptor::{FirstWrite, PutVersion};
 use cleat_apimachinery::error::ApiError;
 use cleat_apimachinery::field::FieldError;
 use cleat_apimachinery::kind::{Kind, Object, typed, typed_mut};
-use cleat_apimachinery::managed_fields::{Current, Divided, Document, Encoded, decode};
+use cleat_apimachinery::managed_fields::{Current, Document, Encoded, SplitObject, decode};
 use cleat_apimachinery::meta;
 use cleat_apimachinery::part::ObjectPart;
 use cleat_apimachinery::render::Stored;
@@ -48,9 +48,9 @@ impl Written {
     /// What is stored now; whoever changes it next finds it.
     pub(super) fn now(api: &Api, kind: &dyn Kind, stored: Stored, object: Box<dyn Object>) -> Self {
         let written = Self::shown(stored, object);
-        if kind.is_kept() {
+        if kind.is_cacheable() {
             let Stored { value, revision } = &written.stored;
-            api.recent.keep(*revision, value.len(), written.object.clone());
+            api.decoded_objects.insert(*revision, value.len(), written.object.clone());
         }
         written
     }
@@ -146,9 +146,9 @@ pub(crate) async fn modify(
     loop {
         let entry = api.of(at.kind).get(&key).await?.ok_or_else(|| at.not_found())?;
         let stored = Stored::from(&entry);
-        let current = Current::of(&api.recent, at.kind, &entry, &stored)?;
+        let current = Current::of(&api.decoded_objects, at.kind, &entry, &stored)?;
         let Document { object: mut new, owners } = change(&current)?;
-        let Current { object: old, divided: Divided { owners: owners_before, .. }, .. } = current;
+        let Current { object: old, divided: SplitObject { owners: owners_before, .. }, .. } = current;
         check_identity(&at, origin, &*new, &*old, entry.modified)?;
         complete(&at, part, &mut *new, &*old);
         write_authorization::update(&api.security.authorizer, actor, &at, part, &*new, &*old).await?;

@@ -23,10 +23,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
+use cleat_apimachinery::cache::KindCaches;
 use cleat_apimachinery::column::{self, ColumnOf};
 use cleat_apimachinery::descriptor::Descriptor;
 use cleat_apimachinery::field::FieldError;
-use cleat_apimachinery::kind::{Kind, Learned, Object, Source, typed, typed_mut};
+use cleat_apimachinery::kind::{Kind, Object, Source, typed, typed_mut};
 use cleat_apimachinery::names::NameRule;
 use cleat_apimachinery::schema::builtin::{Definitions, PREFIX};
 use cleat_apimachinery::view::Conversion;
@@ -57,7 +58,7 @@ pub struct Custom {
     published: Value,
     /// The same, for those who join two versions of an object.
     joins: cleat_apimachinery::schema::Schema,
-    learned: Learned,
+    caches: KindCaches,
     deprecation: Option<String>,
     /// The definition is going away: nothing new is made.
     terminating: bool,
@@ -239,8 +240,8 @@ impl Kind for Custom {
         &self.joins
     }
 
-    fn learned(&self) -> &Learned {
-        &self.learned
+    fn caches(&self) -> &KindCaches {
+        &self.caches
     }
 
     fn describe(&self, definitions: &mut Definitions) -> Option<String> {

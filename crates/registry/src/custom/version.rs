@@ -10,8 +10,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::path::Path;
 use super::{Custom, CustomColumn, Schema, Shape};
+use cleat_apimachinery::cache::KindCaches;
 use cleat_apimachinery::descriptor::{Descriptor, Scale, ScaleSelector};
-use cleat_apimachinery::kind::{Kind, Learned};
+use cleat_apimachinery::kind::Kind;
 
 const CREATED: &str = ".metadata.creationTimestamp";
 
@@ -49,7 +50,7 @@ fn kind(definition: &CustomResourceDefinition, version: &CustomResourceDefinitio
         selectable: selectable.collect(),
         joins: cleat_apimachinery::schema::Schema::from_open_api(&published),
         published,
-        learned: Learned::default(),
+        caches: KindCaches::default(),
         deprecation,
         terminating: definition.metadata.deletion_timestamp.is_some(),
         retired: CancellationToken::new(),

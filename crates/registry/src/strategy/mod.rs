@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn no_two_kinds_that_are_kept_are_stored_in_one_place() {
         let mut places = HashSet::new();
-        for kind in all().iter().filter(|kind| kind.is_kept()) {
+        for kind in all().iter().filter(|kind| kind.is_cacheable()) {
             assert!(places.insert(kind.descriptor().prefix(None)), "{}", kind.descriptor().kind);
         }
         assert!(places.len() > 10);

@@ -5,14 +5,14 @@
 
 use std::cmp::Ordering;
 
-use crate::raw::{Compact, is_plain_integer};
+use crate::json_scanner::{JsonScanner, is_plain_integer};
 
 /// Deeper objects have no shape.
 const DEPTH: usize = 32;
 
 /// Appends the shape of the change. Nothing where a text is not as the server writes it, with members in order.
 pub(super) fn of_change(old: &[u8], new: &[u8], out: &mut Vec<u8>) -> Option<()> {
-    let (mut old, mut new) = (Compact(old), Compact(new));
+    let (mut old, mut new) = (JsonScanner(old), JsonScanner(new));
     objects(&mut old, &mut new, Order::Root, 0, out)?;
     (old.0.is_empty() && new.0.is_empty()).then_some(())
 }
@@ -39,13 +39,13 @@ impl Order {
 
 /// One object, member by member.
 struct Members<'t, 'a> {
-    text: &'t mut Compact<'a>,
+    text: &'t mut JsonScanner<'a>,
     order: Order,
     next: Option<&'a [u8]>,
 }
 
 impl<'t, 'a> Members<'t, 'a> {
-    fn of(text: &'t mut Compact<'a>, order: Order) -> Option<Self> {
+    fn of(text: &'t mut JsonScanner<'a>, order: Order) -> Option<Self> {
         text.take(b'{')?;
         let next = text.member()?;
         Some(Self { text, order, next })
@@ -67,8 +67,8 @@ impl<'t, 'a> Members<'t, 'a> {
 
 /// Appends how two objects differ and says whether they do.
 fn objects(
-    old: &mut Compact<'_>,
-    new: &mut Compact<'_>,
+    old: &mut JsonScanner<'_>,
+    new: &mut JsonScanner<'_>,
     order: Order,
     depth: usize,
     out: &mut Vec<u8>,
@@ -108,8 +108,8 @@ fn objects(
                     let (was, is) = (old.text.value()?, new.text.value()?);
                     if was != is {
                         put(b'B', old.next, out);
-                        value(&mut Compact(was), Seen::Compared, depth + 1, out)?;
-                        value(&mut Compact(is), Seen::Compared, depth + 1, out)?;
+                        value(&mut JsonScanner(was), Seen::Compared, depth + 1, out)?;
+                        value(&mut JsonScanner(is), Seen::Compared, depth + 1, out)?;
                     }
                 }
                 old.step()?;
@@ -134,7 +134,7 @@ enum Seen {
 }
 
 /// Appends the shape of a value.
-fn value(text: &mut Compact<'_>, seen: Seen, depth: usize, out: &mut Vec<u8>) -> Option<()> {
+fn value(text: &mut JsonScanner<'_>, seen: Seen, depth: usize, out: &mut Vec<u8>) -> Option<()> {
     if depth == DEPTH {
         return None;
     }

@@ -16,7 +16,7 @@ pub fn members(text: &str) -> Option<Vec<(Cow<'_, str>, &str)>> {
 }
 
 fn plain_members(text: &str) -> Option<Vec<(Cow<'_, str>, &str)>> {
-    let mut rest = Compact(text.as_bytes());
+    let mut rest = JsonScanner(text.as_bytes());
     rest.take(b'{')?;
     let mut found: Vec<(Cow<'_, str>, &str)> = Vec::with_capacity(16);
     while let Some(name) = rest.member()? {
@@ -102,9 +102,9 @@ fn merge(old: Option<&str>, patch: &Value, out: &mut String) {
 /// Reads a text as the server and most clients write it: without white space, and without escapes in names. At anything
 /// else it gives up, and `None` says no more than that. It does not see every fault of a text that is no JSON.
 #[derive(Clone)]
-pub struct Compact<'a>(pub &'a [u8]);
+pub struct JsonScanner<'a>(pub &'a [u8]);
 
-impl<'a> Compact<'a> {
+impl<'a> JsonScanner<'a> {
     pub fn peek(&self) -> Option<u8> {
         self.0.first().copied()
     }
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn a_plain_text_is_stepped_through() {
-        let mut text = Compact(br#"{"a":"x\"]}","b":[1,[{"c":"]"}],null],"d":-1.5e3}rest"#);
+        let mut text = JsonScanner(br#"{"a":"x\"]}","b":[1,[{"c":"]"}],null],"d":-1.5e3}rest"#);
         text.take(b'{').unwrap();
         let mut seen = Vec::new();
         while let Some(name) = text.member().unwrap() {
@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(seen, [["a", r#""x\"]}""#], ["b", r#"[1,[{"c":"]"}],null]"#], ["d", "-1.5e3"]]);
         assert_eq!(text.0, b"rest");
         for unfinished in ["", " ", "{", "[1", "\"a", "\"a\\", ",", "}"] {
-            assert_eq!(Compact(unfinished.as_bytes()).value(), None, "{unfinished:?}");
+            assert_eq!(JsonScanner(unfinished.as_bytes()).value(), None, "{unfinished:?}");
         }
     }
 }

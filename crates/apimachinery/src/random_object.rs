@@ -5,9 +5,9 @@ use serde_json::{Map, Value};
 use crate::schema::{At, Scalar, Schema, Type};
 
 /// Numbers that look random and are the same every time.
-pub(crate) struct Dice(pub(crate) u64);
+pub(crate) struct RandomObject(pub(crate) u64);
 
-impl Dice {
+impl RandomObject {
     pub(crate) fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % limit

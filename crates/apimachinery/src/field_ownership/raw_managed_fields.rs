@@ -6,9 +6,9 @@ use super::entries::Owners;
 
 /// `metadata.managedFields` as it is written; none if ownership of the object is not recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Recorded(Option<Bytes>);
+pub struct RawManagedFields(Option<Bytes>);
 
-impl Recorded {
+impl RawManagedFields {
     pub fn new(owners: Owners) -> Self {
         Self(owners.encode().map(Bytes::from))
     }

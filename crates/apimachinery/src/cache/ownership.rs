@@ -1,0 +1,164 @@
+//! Caches what a write makes of an object's managedFields. The result depends on the writer, on the managedFields before and
+//! on the shape of the change, but not on the times in managedFields: these are inserted into the cached result. Many
+//! similar writes then compute the field owners once.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+
+use super::change_shape;
+use crate::cache::two_generation::{CacheWeight, TwoGenerationCache};
+use crate::field_ownership::RawManagedFields;
+use crate::field_ownership::entries::{Operation, Owners, UPDATERS};
+use crate::part::ObjectPart;
+
+/// The results for one kind.
+pub type OwnershipCache = TwoGenerationCache<Arc<CachedOwnership>>;
+
+const TIME: &[u8] = b",\"time\":\"";
+/// The length of an encoded time.
+const TIME_LENGTH: usize = "1970-01-01T00:00:00Z".len();
+/// The sort key of an owner without a time.
+const NEVER: &str = "1970-01-01T00:00:00Z";
+/// The placeholder second for the time of the write while a cached result is computed. Smaller seconds are the placeholders
+/// for the times in the managedFields before.
+const NOW: usize = 59;
+
+/// Everything that the result depends on, and the times, which are not part of the key.
+pub struct OwnershipCacheKey<'a> {
+    pub key: Vec<u8>,
+    owners: &'a [u8],
+    times: Vec<&'a str>,
+}
+
+impl<'a> OwnershipCacheKey<'a> {
+    /// `None` if the result cannot be cached: an unusual form of the managedFields or of a body, a very long manager name, or
+    /// so many owners that times decide which of them stay.
+    pub fn of(
+        writer: (ObjectPart, Operation, &str),
+        before: &'a RawManagedFields,
+        old: &[u8],
+        new: &[u8],
+    ) -> Option<Self> {
+        let (part, operation, manager) = writer;
+        let owners = before.text();
+        let mut key = Vec::with_capacity(512 + owners.len());
+        key.extend_from_slice(&[part as u8, operation as u8, u8::try_from(manager.len()).ok()?]);
+        key.extend_from_slice(manager.as_bytes());
+        let mut times = Vec::new();
+        let mut begin = 0;
+        // A quote inside a string is escaped: this is a key, and only entries have one of this name.
+        for at in memchr::memmem::find_iter(owners, TIME) {
+            let at = at + TIME.len();
+            let time = owners.get(at..at + TIME_LENGTH).filter(|t| t.ends_with(b"Z") && t[0].is_ascii_digit())?;
+            owners[at + TIME_LENGTH..].starts_with(b"\"}").then_some(())?;
+            key.extend_from_slice(&owners[begin..at]);
+            times.push(std::str::from_utf8(time).ok()?);
+            begin = at + TIME_LENGTH;
+        }
+        key.extend_from_slice(&owners[begin..]);
+        key.push(b'\n');
+        change_shape::of_change(old, new, &mut key)?;
+        (times.len() < UPDATERS).then_some(Self { key, owners, times })
+    }
+
+    /// The owners before the write, with a placeholder for each time.
+    fn with_placeholder_times(&self) -> Owners {
+        let mut text = Vec::with_capacity(self.owners.len());
+        let mut begin = 0;
+        for (i, at) in memchr::memmem::find_iter(self.owners, TIME).enumerate() {
+            let at = at + TIME.len();
+            text.extend_from_slice(&self.owners[begin..at]);
+            text.extend_from_slice(format!("1970-01-01T00:00:{:02}Z", i + 1).as_bytes());
+            begin = at + TIME_LENGTH;
+        }
+        text.extend_from_slice(&self.owners[begin..]);
+        if text.is_empty() { Owners::default() } else { Owners::decode(&text) }
+    }
+}
+
+/// The owners after a write, without their times.
+#[derive(Debug)]
+pub struct CachedOwnership(Vec<CachedOwner>);
+
+#[derive(Debug)]
+struct CachedOwner {
+    operation: Operation,
+    /// The encoded entry up to its time, or the whole entry if it has no time.
+    encoded: Box<str>,
+    time: CachedTime,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum CachedTime {
+    None,
+    /// The time of this number in the managedFields before.
+    Previous(usize),
+    Now,
+}
+
+impl CachedOwnership {
+    /// Calls `compute` with placeholder times. `None` if the result depends on times.
+    pub fn of(key: &OwnershipCacheKey<'_>, compute: impl FnOnce(Owners, Timestamp) -> Owners) -> Option<Self> {
+        let before = key.with_placeholder_times();
+        if before.iter().count() >= UPDATERS || before.is_empty() != key.owners.is_empty() {
+            return None;
+        }
+        let mut after = compute(before, Timestamp::from_second(i64::try_from(NOW).ok()?).ok()?);
+        after.sort_by_identity();
+        let entry = |owner: &crate::field_ownership::entries::Owner| {
+            let mut text = owner.untimed()?;
+            let time = match owner.time.map(|t| usize::try_from(t.as_second())) {
+                None => CachedTime::None,
+                Some(Ok(NOW)) => CachedTime::Now,
+                Some(second) => CachedTime::Previous(second.ok()?.checked_sub(1)?),
+            };
+            if !matches!(time, CachedTime::None) {
+                text.pop();
+                text.push_str(",\"time\":\"");
+            }
+            Some(CachedOwner { operation: owner.who.operation, encoded: text.into(), time })
+        };
+        after.iter().map(entry).collect::<Option<_>>().map(Self)
+    }
+
+    /// The managedFields after a write with this key.
+    pub fn at_times(&self, key: &OwnershipCacheKey<'_>, now: Timestamp) -> RawManagedFields {
+        if self.0.is_empty() {
+            return RawManagedFields::default();
+        }
+        let mut present = String::with_capacity(TIME_LENGTH);
+        // Writing to a string does not fail.
+        let _ = write!(present, "{}", now.strftime("%Y-%m-%dT%H:%M:%SZ"));
+        let mut entries: Vec<(&CachedOwner, Option<&str>)> = Vec::with_capacity(self.0.len());
+        for entry in &self.0 {
+            let time = match entry.time {
+                CachedTime::None => None,
+                CachedTime::Previous(number) => key.times.get(number).copied(),
+                CachedTime::Now => Some(present.as_str()),
+            };
+            entries.push((entry, time));
+        }
+        // As owners are always written; among equals they are in order already.
+        entries.sort_by_key(|(entry, time)| (entry.operation, time.unwrap_or(NEVER)));
+        let length: usize = entries.iter().map(|(entry, _)| entry.encoded.len() + TIME_LENGTH + 3).sum();
+        let mut out = Vec::with_capacity(length + 1);
+        for (entry, time) in entries {
+            out.push(if out.is_empty() { b'[' } else { b',' });
+            out.extend_from_slice(entry.encoded.as_bytes());
+            if let Some(time) = time {
+                out.extend_from_slice(time.as_bytes());
+                out.extend_from_slice(b"\"}");
+            }
+        }
+        out.push(b']');
+        RawManagedFields::from_bytes(out)
+    }
+}
+
+impl CacheWeight for Arc<CachedOwnership> {
+    fn bytes(&self) -> usize {
+        self.0.iter().map(|entry| size_of::<CachedOwner>() + entry.encoded.len()).sum()
+    }
+}
