@@ -1,9 +1,9 @@
-//! One error per operation of the store.
+//! The errors of the store: one enum per operation.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::{Entry, Revision};
+use crate::entry::{Entry, Revision};
 
 type Source = Arc<dyn std::error::Error + Send + Sync>;
 
@@ -59,8 +59,8 @@ pub enum OpenError {
     Locked { path: PathBuf },
     #[error("the store {path} is damaged ({what}); it was left as it is")]
     Corrupt { path: PathBuf, what: String },
-    #[error("the store {path} has format {found}, this version understands format {known}")]
-    Format { path: PathBuf, found: u64, known: u64 },
+    #[error("the store {path} has format {found}; this version of Cleat opens only format {expected}")]
+    Format { path: PathBuf, found: u64, expected: u64 },
     #[error("the store {path} is encrypted ({key} for one); start with the file of its encryption keys")]
     Encrypted { path: PathBuf, key: String },
     #[error("the store {path} is encrypted with a key that was not given ({key} for one); it was left as it is")]
