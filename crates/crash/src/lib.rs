@@ -4,8 +4,9 @@
 //! another process or a restart can observe, and before it records the effect.
 //!
 //! - `CLEAT_CRASH_AT=<point>` kills the process whenever it reaches the point.
-//! - `CLEAT_CRASH_AT=<point>@<file>` kills it only while the file does not exist, and creates the file first. A restarted
-//!   process that inherits the variable then survives, and the file shows the test that the point was reached.
+//! - `CLEAT_CRASH_AT=<point>@<file>` kills it only while the file does not exist, and creates the file first. A
+//!   restarted process that inherits the variable then survives, and the file shows the test that the point was
+//!   reached.
 
 /// The environment variable that names the crash point.
 pub const VARIABLE: &str = "CLEAT_CRASH_AT";

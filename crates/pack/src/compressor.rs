@@ -14,7 +14,8 @@ const VALUES_BEFORE_FIRST_DICTIONARY: u32 = 8;
 const VALUES_PER_REVIEW: u32 = 64;
 /// A dictionary with a lower ratio of uncompressed to compressed bytes is replaced.
 const MIN_COMPRESSION_RATIO: usize = 4;
-/// A compressor that has had this many dictionaries keeps the last one: values of this group do not resemble each other.
+/// A compressor that has had this many dictionaries keeps the last one: values of this group do not resemble each
+/// other.
 const MAX_DICTIONARIES: u32 = 16;
 /// A larger scratch buffer is freed after use.
 const MAX_RETAINED_BUFFER_BYTES: usize = 64 << 10;
@@ -46,7 +47,8 @@ impl Compressor {
         self.dictionary.as_ref()
     }
 
-    /// Compresses a value. Calls `id` at most once, for the id of a new dictionary, which serves the values after this one.
+    /// Compresses a value. Calls `id` at most once, for the id of a new dictionary, which serves the values after this
+    /// one.
     pub fn pack(&mut self, value: &[u8], id: impl FnOnce() -> u32) -> Packed {
         if value.len() < MIN_VALUE_BYTES {
             return Packed::plain(value);

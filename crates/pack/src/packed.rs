@@ -56,8 +56,8 @@ impl Packed {
         }
     }
 
-    /// Restores a compressed value from its stored form: its dictionary, its uncompressed length and its compressed bytes.
-    /// Returns it together with the uncompressed value, or `None` if the bytes do not decompress to that length.
+    /// Restores a compressed value from its stored form: its dictionary, its uncompressed length and its compressed
+    /// bytes. Returns it together with the uncompressed value, or `None` if the bytes do not decompress to that length.
     pub fn from_stored(dictionary: &Arc<Dictionary>, length: u32, bytes: &[u8]) -> Option<(Self, Vec<u8>)> {
         let value = decompress(dictionary, length, bytes)?;
         Some((Self { dictionary: Some(dictionary.clone()), length, bytes: bytes.into() }, value))

@@ -8,8 +8,8 @@
 //! - Every successful write has its own revision, greater than all earlier ones. Revisions are never reused, also not
 //!   after a restart. The first revision that a reader can observe is at least 1.
 //! - A write is acknowledged only after it is durable. An accepted write completes even if the caller stops waiting.
-//! - A list reports the revision of its snapshot. A watch from that revision delivers every later change under its prefix
-//!   once and in order.
+//! - A list reports the revision of its snapshot. A watch from that revision delivers every later change under its
+//!   prefix once and in order.
 //! - A request for a revision whose history has been discarded fails with `TooOld`; it never skips changes silently.
 
 pub mod embedded;

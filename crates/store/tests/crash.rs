@@ -1,5 +1,5 @@
-//! Kills a process during concurrent writes, repeatedly: every acknowledged write survives, and no value is torn. In every
-//! second round the process kills itself right after a checkpoint.
+//! Kills a process during concurrent writes, repeatedly: every acknowledged write survives, and no value is torn. In
+//! every second round the process kills itself right after a checkpoint.
 
 #![allow(clippy::unwrap_used)]
 
@@ -21,8 +21,8 @@ fn open(path: &Path) -> EmbeddedStore {
     EmbeddedStore::open(path, HistoryLimits::default()).unwrap()
 }
 
-/// A value that follows from the number in its first bytes, so that a torn one is recognised. Every twentieth is so large
-/// that the log fills up, and all are random, so that they do not compress.
+/// A value that follows from the number in its first bytes, so that a torn one is recognised. Every twentieth is so
+/// large that the log fills up, and all are random, so that they do not compress.
 fn value(count: u64) -> Bytes {
     let length = if count.is_multiple_of(20) { 200_000 } else { (count % 3000) as usize };
     let mut state = count;

@@ -55,7 +55,8 @@ async fn keys(store: &EmbeddedStore) -> Vec<String> {
     listed.stored.iter().map(|e| e.key.to_string()).collect()
 }
 
-/// Checks that the store refuses writes, serves reads and watches, and accepts writes again after `relieve` has freed space.
+/// Checks that the store refuses writes, serves reads and watches, and accepts writes again after `relieve` has freed
+/// space.
 async fn check_disk_failure(path: &Path, relieve: impl FnOnce()) {
     let store = open(path);
     let mut watch = store.watch("/k/", 1).await.unwrap();
@@ -113,7 +114,8 @@ async fn a_store_opens_on_a_full_disk_for_readers() {
     assert_eq!(keys(&open(&path)).await, ["/k/a", "/k/b"]);
 }
 
-/// Not a test by itself: runs in a process with a limit on the size of its files, which is an error other than a full disk.
+/// Not a test by itself: runs in a process with a limit on the size of its files, which is an error other than a full
+/// disk.
 #[test]
 fn child() {
     let Ok(path) = std::env::var(CHILD_VARIABLE) else { return };

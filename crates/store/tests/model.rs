@@ -1,5 +1,5 @@
-//! Compares the embedded store with a model, a map with its complete history: after any sequence of operations, compactions
-//! and restarts both return the same results.
+//! Compares the embedded store with a model, a map with its complete history: after any sequence of operations,
+//! compactions and restarts both return the same results.
 
 #![allow(clippy::unwrap_used)]
 

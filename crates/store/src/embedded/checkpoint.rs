@@ -20,7 +20,8 @@ use super::packer::GroupDictionary;
 use super::record::{Checksum, encode};
 use super::state::Change;
 use super::statistics::StoreStatistics;
-use crate::{OpenError, Revision, StoredEntry};
+use crate::entry::{Revision, StoredEntry};
+use crate::error::OpenError;
 
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 

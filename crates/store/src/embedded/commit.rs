@@ -12,7 +12,7 @@ use super::record::encode;
 use super::recovery::StoreFiles;
 use super::state::Change;
 use super::statistics::StoreStatistics;
-use crate::Event;
+use crate::entry::Event;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CommitError {
@@ -147,7 +147,8 @@ impl Committer {
         }
     }
 
-    /// Stores everything in the database and removes the log. If that fails, the log stays and the next start replays it.
+    /// Stores everything in the database and removes the log. If that fails, the log stays and the next start replays
+    /// it.
     pub(super) fn close(mut self) {
         if matches!(self.checkpointer.wait(), CheckpointStatus::Idle(_)) && !self.backlog.is_empty() {
             self.start_checkpoint();
@@ -159,8 +160,8 @@ impl Committer {
         if !self.backlog.is_empty() {
             return;
         }
-        // Whenever the database may expect a log, also after a `record_log` that failed and was stored by a later retry,
-        // there is a file.
+        // Whenever the database may expect a log, also after a `record_log` that failed and was stored by a later
+        // retry, there is a file.
         if self.log.has_files()
             && let Err(error) = database.expect_no_log()
         {
@@ -182,7 +183,7 @@ mod tests {
 
     use super::super::recovery::{self, LoadedStore};
     use super::*;
-    use crate::Entry;
+    use crate::entry::Entry;
 
     const SMALL_LIMITS: LogLimits = LogLimits { rotate_bytes: 4 << 10, max_bytes: 32 << 10 };
 

@@ -1,10 +1,11 @@
 //! The database: a redb file with the state as of the last checkpoint. Defines its tables, creates and opens the file.
 //! No other module opens it.
 //!
-//! Three tables: `objects` (key to record, see `record`), `dictionaries` (group of keys and id to the dictionary's bytes)
-//! and `meta` (`format`, `revision`, `sum`, `log`, `residue`). `sum` is the checksum over all records and dictionaries; it
-//! reveals damage that redb does not notice. `log` is 1 if batches newer than `revision` may be in the log beside the
-//! database; otherwise files of a log are left over from a stop and are removed. `residue` is described at [`RESIDUE`].
+//! Three tables: `objects` (key to record, see `record`), `dictionaries` (group of keys and id to the dictionary's
+//! bytes) and `meta` (`format`, `revision`, `sum`, `log`, `residue`). `sum` is the checksum over all records and
+//! dictionaries; it reveals damage that redb does not notice. `log` is 1 if batches newer than `revision` may be in the
+//! log beside the database; otherwise files of a log are left over from a stop and are removed. `residue` is described
+//! at [`RESIDUE`].
 
 use std::fs;
 use std::io;
@@ -15,7 +16,8 @@ use redb::{Database, DatabaseError, StorageError, TableDefinition};
 
 use super::directory::sync_parent_dir;
 use super::record::Checksum;
-use crate::{OpenError, Revision};
+use crate::entry::Revision;
+use crate::error::OpenError;
 
 pub(super) const OBJECTS: TableDefinition<&str, &[u8]> = TableDefinition::new("objects");
 pub(super) const DICTIONARIES: TableDefinition<(&str, u32), &[u8]> = TableDefinition::new("dictionaries");

@@ -1,9 +1,9 @@
 //! Encryption at rest: values under configured key prefixes are encrypted with AES-256-GCM before they are written to
 //! disk. In memory, and for readers and watches, they are plain.
 //!
-//! The first encryption key encrypts; all of them decrypt. When a store is opened, every covered value that is not encrypted
-//! with the first key is encrypted again. To replace a key, an administrator puts the new one first, starts once, and
-//! removes the old one.
+//! The first encryption key encrypts; all of them decrypt. When a store is opened, every covered value that is not
+//! encrypted with the first key is encrypted again. To replace a key, an administrator puts the new one first, starts
+//! once, and removes the old one.
 
 use std::fmt;
 use std::fs;
@@ -57,8 +57,8 @@ impl fmt::Debug for Encryptor {
 }
 
 impl Encryptor {
-    /// Reads encryption keys from a file: one per line in base64, the key to encrypt with first. Empty lines and lines that
-    /// begin with `#` are skipped.
+    /// Reads encryption keys from a file: one per line in base64, the key to encrypt with first. Empty lines and lines
+    /// that begin with `#` are skipped.
     pub fn read(path: &Path, prefixes: &[&str]) -> Result<Self, KeyFileError> {
         let text = fs::read_to_string(path).map_err(|source| KeyFileError::Read { path: path.into(), source })?;
         let mut keys = Vec::new();
@@ -92,8 +92,8 @@ impl Encryptor {
         self.prefixes.iter().any(|prefix| prefix.starts_with(&directory) || directory.starts_with(prefix))
     }
 
-    /// Returns key id, nonce and ciphertext. They decrypt only under the same storage key. `None` if there are no random
-    /// bytes for the nonce.
+    /// Returns key id, nonce and ciphertext. They decrypt only under the same storage key. `None` if there are no
+    /// random bytes for the nonce.
     pub(super) fn encrypt(&self, key: &str, value: &[u8]) -> Option<Vec<u8>> {
         let (id, cipher) = self.keys.first()?;
         let mut nonce = [0; NONCE_LEN];

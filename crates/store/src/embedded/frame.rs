@@ -1,11 +1,11 @@
 //! The encoding of one batch in the log.
 //!
-//! A frame is a header (magic, generation of the file, first and last revision, length of the body, SHA-256 digest) and a
-//! body of dictionaries and records. Frames begin at multiples of [`SECTOR_BYTES`]. Integers are little-endian.
+//! A frame is a header (magic, generation of the file, first and last revision, length of the body, SHA-256 digest) and
+//! a body of dictionaries and records. Frames begin at multiples of [`SECTOR_BYTES`]. Integers are little-endian.
 
 use ring::digest;
 
-use crate::Revision;
+use crate::entry::Revision;
 
 /// The unit that a disk writes completely or not at all.
 pub(super) const SECTOR_BYTES: usize = 512;
@@ -93,8 +93,8 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// Parses the frame at the beginning of these bytes. Returns it with its padded size, or `None` if there is no complete
-    /// frame with a matching digest.
+    /// Parses the frame at the beginning of these bytes. Returns it with its padded size, or `None` if there is no
+    /// complete frame with a matching digest.
     pub(super) fn parse(bytes: &[u8]) -> Option<(Self, usize)> {
         let header = bytes.get(..HEADER_BYTES).filter(|header| header.starts_with(MAGIC))?;
         let number = |n: usize| header[8 + 8 * n..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
@@ -107,7 +107,8 @@ impl Frame {
         })
     }
 
-    /// The items in the order in which they were pushed. `None` stands for an item that cannot be parsed, and is the last.
+    /// The items in the order in which they were pushed. `None` stands for an item that cannot be parsed, and is the
+    /// last.
     pub(super) fn items(&self) -> impl Iterator<Item = Option<FrameItem<'_>>> {
         let mut rest = &self.body[..];
         std::iter::from_fn(move || {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::{Event, Revision, StoredEntry};
+use crate::entry::{Event, Revision, StoredEntry};
 
 /// How much history the store keeps for watches and for lists at a past revision.
 #[derive(Clone, Debug)]

@@ -1,12 +1,12 @@
 //! The log: every batch since the last checkpoint, in files beside the database.
 //!
-//! A file is a sequence of frames (`frame`), one per batch, each at a multiple of [`SECTOR_BYTES`]. Appending a batch is one
-//! write into space that is already allocated and one data sync, so that the file system has no metadata of its own to
-//! write. When the database has everything that is in a file, the file is overwritten from its beginning. Frames of its
-//! earlier use are recognised by their generation and by revisions that the database has already.
+//! A file is a sequence of frames (`frame`), one per batch, each at a multiple of [`SECTOR_BYTES`]. Appending a batch
+//! is one write into space that is already allocated and one data sync, so that the file system has no metadata of its
+//! own to write. When the database has everything that is in a file, the file is overwritten from its beginning. Frames
+//! of its earlier use are recognised by their generation and by revisions that the database has already.
 //!
-//! Only the last frame can be incomplete: a batch starts after the batch before it is durable. An invalid frame therefore
-//! ends the log. If valid frames follow it, an acknowledged batch was damaged, and the store is refused.
+//! Only the last frame can be incomplete: a batch starts after the batch before it is durable. An invalid frame
+//! therefore ends the log. If valid frames follow it, an acknowledged batch was damaged, and the store is refused.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -18,7 +18,8 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 
 use super::directory::{parent_dir, sync_parent_dir};
 use super::frame::{Frame, FrameBuilder, SECTOR_BYTES};
-use crate::{OpenError, Revision};
+use crate::entry::Revision;
+use crate::error::OpenError;
 
 /// A file grows by multiples of this.
 const GROWTH_BYTES: u64 = 256 << 10;
@@ -160,8 +161,8 @@ impl Log {
         self.active.map(|active| self.files[active].end)
     }
 
-    /// Makes a batch durable. After an error it is uncertain whether the batch is on disk, until the next batch succeeds:
-    /// then it is not.
+    /// Makes a batch durable. After an error it is uncertain whether the batch is on disk, until the next batch
+    /// succeeds: then it is not.
     pub(super) fn append(&mut self, frame: &mut FrameBuilder, first: Revision, last: Revision) -> io::Result<()> {
         let active = self.activate()?;
         let file = &mut self.files[active];

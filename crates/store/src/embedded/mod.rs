@@ -1,9 +1,9 @@
 //! The store of one machine: current state and recent history in memory, durability in a log and a redb database.
 //!
-//! Reads and watches never touch the disk. One thread (`writer`) makes all writes: it makes a batch durable with a single
-//! sync (`commit`), then shows it to readers (`state`), then acknowledges it. Batches are appended to the log (`log`); a
-//! second thread (`checkpoint`) stores them in the database (`database`) from time to time. A start reads the database and
-//! replays the log (`recovery`).
+//! Reads and watches never touch the disk. One thread (`writer`) makes all writes: it makes a batch durable with a
+//! single sync (`commit`), then shows it to readers (`state`), then acknowledges it. Batches are appended to the log
+//! (`log`); a second thread (`checkpoint`) stores them in the database (`database`) from time to time. A start reads
+//! the database and replays the log (`recovery`).
 
 mod checkpoint;
 mod commit;
@@ -30,9 +30,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use crate::{
-    Entry, ListError, OpenError, Range, ReadError, Revision, Snapshot, Store, WatchError, Watcher, WriteError,
-};
+use crate::entry::{Entry, Revision};
+use crate::error::{ListError, OpenError, ReadError, WatchError, WriteError};
+use crate::store::{Range, Snapshot, Store, Watcher};
 use commit::{Committer, LogLimits};
 pub use encryption::{Encryptor, KeyFileError};
 pub use history::HistoryLimits;
@@ -42,6 +42,7 @@ use state::SharedState;
 pub use statistics::StoreStatistics;
 use writer::{Operation, WriteRequest};
 
+/// A store in one process. Dropping it completes the accepted writes, ends its watches and releases its files.
 pub struct EmbeddedStore {
     shared: Arc<SharedState>,
     statistics: Arc<StoreStatistics>,

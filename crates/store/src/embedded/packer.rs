@@ -1,4 +1,5 @@
-//! Compresses values and assigns their dictionaries. Values whose keys share a prefix form a group and share a dictionary.
+//! Compresses values and assigns their dictionaries. Values whose keys share a prefix form a group and share a
+//! dictionary.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use cleat_pack::{Compressor, Dictionary, Packed};
 
 use super::encryption::Encryptor;
 use super::state::Change;
-use crate::{Event, StoredEntry};
+use crate::entry::{Event, StoredEntry};
 
 /// A dictionary and the group of keys that it serves.
 #[derive(Clone)]
@@ -20,7 +21,7 @@ pub(super) struct GroupDictionary {
 pub(super) struct Packer {
     /// One compressor per group.
     compressors: HashMap<Arc<str>, Compressor>,
-    /// Values under these key prefixes are not compressed: a dictionary outlives the value that it was taken from.
+    /// Values under these key prefixes are not compressed: a dictionary outlives the value whose bytes it contains.
     private_prefixes: Vec<String>,
     next_id: u32,
     /// Dictionaries that may not be on disk yet. They must be durable before or together with the first value that is
@@ -57,8 +58,8 @@ impl Packer {
         packer
     }
 
-    /// Adds to each event its new value, compressed. Values of a group that is encrypted on disk, even in part, stay plain:
-    /// dictionaries are stored without encryption.
+    /// Adds to each event its new value, compressed. Values of a group that is encrypted on disk, even in part, stay
+    /// plain: dictionaries are stored without encryption.
     pub(super) fn pack(&mut self, encryptor: Option<&Encryptor>, events: Vec<Event>) -> Vec<Change> {
         let mut changes = Vec::with_capacity(events.len());
         for event in events {
@@ -102,7 +103,7 @@ impl Packer {
 
 #[cfg(test)]
 mod tests {
-    use crate::Entry;
+    use crate::entry::Entry;
 
     use super::*;
 

@@ -5,7 +5,7 @@
 //! value is never both. Integers are little-endian.
 
 use super::encryption::Encryptor;
-use crate::{Revision, StoredEntry};
+use crate::entry::{Revision, StoredEntry};
 
 /// The sum of the hashes of all records and dictionaries in the database. It does not depend on their order, and is
 /// updated with each record that is added or removed.

@@ -22,7 +22,8 @@ use super::log::{self, Log, LoggedBatches};
 use super::packer::{GroupDictionary, group_of};
 use super::record::{Checksum, Record, RecordValue, encode};
 use super::state::EntryByKey;
-use crate::{OpenError, Revision, StoredEntry};
+use crate::entry::{Revision, StoredEntry};
+use crate::error::OpenError;
 
 /// The contents of a store that was opened.
 pub(super) struct LoadedStore {
@@ -258,8 +259,8 @@ impl<'a> StoreLoader<'a> {
         Ok(entry)
     }
 
-    /// Applies the batches of the log. Only the last record of each key is decoded: earlier ones may be encrypted with a key
-    /// that no longer exists.
+    /// Applies the batches of the log. Only the last record of each key is decoded: earlier ones may be encrypted with
+    /// a key that no longer exists.
     fn replay(&mut self, frames: &[Frame], backlog: &mut Backlog) -> Result<(), OpenError> {
         let mut last: HashMap<&str, Option<&[u8]>> = HashMap::new();
         for item in frames.iter().flat_map(Frame::items) {
@@ -287,8 +288,8 @@ impl<'a> StoreLoader<'a> {
         Ok(())
     }
 
-    /// Returns the objects, the dictionaries that they use, and what must be encrypted again. Unused dictionaries go to the
-    /// backlog; the next checkpoint removes them.
+    /// Returns the objects, the dictionaries that they use, and what must be encrypted again. Unused dictionaries go to
+    /// the backlog; the next checkpoint removes them.
     fn finish(self, backlog: &mut Backlog) -> (BTreeSet<EntryByKey>, Vec<GroupDictionary>, Reencryption) {
         let Self { dictionaries, objects, mut reencryption, encryptor, .. } = self;
         let used: HashSet<u32> =

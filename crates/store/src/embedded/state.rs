@@ -13,7 +13,9 @@ use std::task::{Context, Poll, Waker};
 use parking_lot::{Mutex, RwLock};
 
 use super::history::{History, HistoryEntry, HistoryLimits};
-use crate::{Entry, Event, ListError, Range, Revision, Snapshot, StoredEntry, WatchError, Watcher};
+use crate::entry::{Entry, Event, Revision, StoredEntry};
+use crate::error::{ListError, WatchError};
+use crate::store::{Range, Snapshot, Watcher};
 
 /// Number of events queued for one watch. A watch that falls further behind reads from the history instead.
 const MAX_QUEUED_EVENTS: usize = 1024;
@@ -184,8 +186,8 @@ impl SharedState {
         Ok(WatchCursor { shared: shared.clone(), watch, delivered: after })
     }
 
-    /// Makes durable changes visible, in order. Returns the wakers of the watches that wait for them; the caller wakes them
-    /// after it has answered the writes. Only the writer calls this.
+    /// Makes durable changes visible, in order. Returns the wakers of the watches that wait for them; the caller wakes
+    /// them after it has answered the writes. Only the writer calls this.
     pub(super) fn publish(&self, changes: Vec<Change>) -> Vec<Waker> {
         let mut wakers = Vec::new();
         let mut state = self.state.write();
@@ -247,8 +249,8 @@ impl State {
         self.history.push(HistoryEntry { revision: event.revision, new, old: old.map(|old| old.0) });
     }
 
-    /// The next events after a revision, at most as many as a queue holds. If there may be more, also the revision after
-    /// which to continue.
+    /// The next events after a revision, at most as many as a queue holds. If there may be more, also the revision
+    /// after which to continue.
     fn events_after(
         &self,
         prefix: &str,

@@ -1,5 +1,5 @@
-//! The single writer: takes the queued requests, checks each against the state in memory, makes the batch durable with one
-//! append to the log, publishes it, and only then answers.
+//! The single writer: takes the queued requests, checks each against the state in memory, makes the batch durable with
+//! one append to the log, publishes it, and only then answers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use tokio::sync::oneshot;
 use super::commit::Committer;
 use super::state::SharedState;
 use super::statistics::StoreStatistics;
-use crate::{Entry, Event, Revision, WriteError};
+use crate::entry::{Entry, Event, Revision};
+use crate::error::WriteError;
 
 /// A batch is limited, so that its first request does not wait for an endless queue.
 const MAX_BATCH_REQUESTS: usize = 1024;
@@ -80,8 +81,8 @@ fn write(committer: &mut Committer, shared: &SharedState, statistics: &StoreStat
                 // Fails if the caller has stopped waiting; the write stands.
                 let _ = reply.send(result);
             }
-            // After the replies: a component that writes and watches then mostly learns of its write from the reply, and need not
-            // decode the watch event.
+            // After the replies: a component that writes and watches then mostly learns of its write from the reply,
+            // and need not decode the watch event.
             wakers.into_iter().for_each(Waker::wake);
         }
         Err(error) => {
