@@ -68,7 +68,7 @@ impl<'a> View<'a> {
     pub async fn list(&self, range: Range<'_>) -> Result<Snapshot, ListError> {
         let mut snapshot = self.store.list(range).await?;
         if let Some(conversion) = &self.conversion {
-            for kept in &mut snapshot.kept {
+            for kept in &mut snapshot.stored {
                 let entry = kept.entry();
                 let shown = shown(&**conversion, &entry);
                 // Most are shown as they are stored, and stay as small as that.

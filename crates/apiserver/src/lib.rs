@@ -35,7 +35,7 @@ use std::time::Duration;
 
 use ::http::{Request, Response};
 use bytes::Bytes;
-use cleat_store::embedded::{History, Seal};
+use cleat_store::embedded::{Encryptor, HistoryLimits};
 use cleat_store::{EmbeddedStore, Store};
 use futures::future::BoxFuture;
 use http_body_util::{BodyExt as _, Full};
@@ -78,7 +78,7 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Names and addresses clients use to reach the server, besides this machine's own.
     pub extra_names: Vec<String>,
-    pub history: History,
+    pub history: HistoryLimits,
     pub limits: Limits,
     /// Where every request is noted, if anywhere.
     pub audit_log: Option<PathBuf>,
@@ -97,7 +97,7 @@ impl Config {
             data_dir: data_dir.into(),
             listen,
             extra_names: Vec::new(),
-            history: History::default(),
+            history: HistoryLimits::default(),
             limits: Limits::default(),
             audit_log: None,
             encryption_key: None,
@@ -161,8 +161,8 @@ impl ApiServer {
         make_private(&data).map_err(|source| OpenError::DataDir { path: data.clone(), source })?;
         let path = data.join("store.redb");
         let history = config.history;
-        let seal = config.encryption_key.as_deref().map(|keys| Seal::read(keys, &SEALED)).transpose()?;
-        let store = tokio::task::spawn_blocking(move || EmbeddedStore::open_sealed(&path, history, seal, &SEALED))
+        let seal = config.encryption_key.as_deref().map(|keys| Encryptor::read(keys, &SEALED)).transpose()?;
+        let store = tokio::task::spawn_blocking(move || EmbeddedStore::open_encrypted(&path, history, seal, &SEALED))
             .await
             .map_err(|e| OpenError::DataDir { path: data.clone(), source: io::Error::other(e) })??;
         let mut names = config.extra_names;

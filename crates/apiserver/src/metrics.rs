@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use cleat_store::Range;
-use cleat_store::embedded::Statistics;
+use cleat_store::embedded::StoreStatistics;
 use http::StatusCode;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, NoLabelSet, text};
@@ -52,7 +52,7 @@ pub(crate) struct Metrics {
     durations: Histograms,
     watchers: Family<Of, Gauge>,
     objects: Family<Of, Gauge>,
-    store: Arc<Statistics>,
+    store: Arc<StoreStatistics>,
 }
 
 /// Counts a running watch until it is dropped.
@@ -65,7 +65,7 @@ impl Drop for Watching {
 }
 
 impl Metrics {
-    pub(crate) fn new(store: Arc<Statistics>, more: &[fn(&mut Registry)]) -> Self {
+    pub(crate) fn new(store: Arc<StoreStatistics>, more: &[fn(&mut Registry)]) -> Self {
         let mut registry = Registry::default();
         more.iter().for_each(|register| register(&mut registry));
         let requests = Family::default();
@@ -111,7 +111,7 @@ impl Metrics {
             let prefix = d.prefix(None);
             if let Ok(found) = store.list(Range { prefix: &prefix, ..Range::default() }).await {
                 let of = Of { group: d.group.clone(), resource: d.plural.clone() };
-                self.objects.get_or_create(&of).set(i64::try_from(found.kept.len()).unwrap_or(i64::MAX));
+                self.objects.get_or_create(&of).set(i64::try_from(found.stored.len()).unwrap_or(i64::MAX));
             }
         }
         let mut out = String::new();
@@ -122,7 +122,7 @@ impl Metrics {
 
 /// The store counts for itself.
 #[derive(Debug)]
-struct Store(Arc<Statistics>);
+struct Store(Arc<StoreStatistics>);
 
 impl Collector for Store {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
@@ -139,7 +139,7 @@ impl Collector for Store {
         }
         let buckets: Vec<(f64, u64)> = self
             .0
-            .sizes()
+            .batch_sizes()
             .map(|(limit, count)| {
                 (limit.map_or(f64::INFINITY, |l| f64::from(u32::try_from(l).unwrap_or(u32::MAX))), count)
             })

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use cleat_apiserver::{ApiServer, Config};
-use cleat_store::embedded::History;
+use cleat_store::embedded::HistoryLimits;
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -34,7 +34,7 @@ struct Served {
     serving: JoinHandle<()>,
 }
 
-async fn serve(dir: &Path, history: History) -> Served {
+async fn serve(dir: &Path, history: HistoryLimits) -> Served {
     let mut config = Config::new(dir, "127.0.0.1:0".parse().unwrap());
     config.history = history;
     let server = ApiServer::open(config).await.unwrap();
@@ -233,7 +233,7 @@ fn modes() -> [(&'static str, watcher::Config); 3] {
 }
 
 /// Writers and watchers at work while `disturb` happens; in the end every watcher's picture is the truth.
-async fn with_disturbance<F, Fut>(history: History, disturb: F)
+async fn with_disturbance<F, Fut>(history: HistoryLimits, disturb: F)
 where
     F: FnOnce(tempfile::TempDir, Served, Relay) -> Fut,
     Fut: Future<Output = (tempfile::TempDir, Served, Relay)>,
@@ -265,7 +265,7 @@ where
 #[tokio::test(flavor = "multi_thread")]
 async fn undisturbed_watchers_are_told_every_change_in_order() {
     let dir = tempfile::tempdir().unwrap();
-    let served = serve(dir.path(), History::default()).await;
+    let served = serve(dir.path(), HistoryLimits::default()).await;
     let relay = Relay::start(served.server().address()).await;
     let maps: Api<ConfigMap> = Api::default_namespaced(relay.client(served.server().kubeconfig()).await);
     let mut watching: Vec<_> =
@@ -289,7 +289,7 @@ async fn undisturbed_watchers_are_told_every_change_in_order() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cut_connections_lose_and_repeat_nothing() {
-    with_disturbance(History::default(), |dir, served, relay| async move {
+    with_disturbance(HistoryLimits::default(), |dir, served, relay| async move {
         for _ in 0..8 {
             tokio::time::sleep(Duration::from_millis(30)).await;
             relay.cut();
@@ -303,7 +303,7 @@ async fn cut_connections_lose_and_repeat_nothing() {
 async fn row_5_a_watcher_that_is_too_late_lists_again() {
     let dir = tempfile::tempdir().unwrap();
     // Hardly any history: whoever was away for a moment is too late.
-    let served = serve(dir.path(), History { events: 3, ..History::default() }).await;
+    let served = serve(dir.path(), HistoryLimits { events: 3, ..HistoryLimits::default() }).await;
     let relay = Relay::start(served.server().address()).await;
     let maps: Api<ConfigMap> = Api::default_namespaced(relay.client(served.server().kubeconfig()).await);
     for (mode, config) in modes() {
@@ -325,12 +325,12 @@ async fn row_5_a_watcher_that_is_too_late_lists_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restarted_server_is_the_same_to_watchers() {
-    with_disturbance(History::default(), |dir, mut served, relay| async move {
+    with_disturbance(HistoryLimits::default(), |dir, mut served, relay| async move {
         for _ in 0..3 {
             tokio::time::sleep(Duration::from_millis(100)).await;
             served.end().await;
             relay.cut();
-            served = serve(dir.path(), History::default()).await;
+            served = serve(dir.path(), HistoryLimits::default()).await;
             relay.to.send_replace(served.server().address());
             relay.cut();
         }
@@ -341,7 +341,7 @@ async fn a_restarted_server_is_the_same_to_watchers() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn compaction_under_writers_costs_lists_but_no_changes() {
-    with_disturbance(History { events: 2, ..History::default() }, |dir, served, relay| async move {
+    with_disturbance(HistoryLimits { events: 2, ..HistoryLimits::default() }, |dir, served, relay| async move {
         for _ in 0..8 {
             tokio::time::sleep(Duration::from_millis(30)).await;
             relay.cut();

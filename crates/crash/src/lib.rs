@@ -1,20 +1,21 @@
-//! Deliberate death at a named point, so that tests can show what a crash there leaves behind.
+//! Kills the process at a named crash point, so that a test can start it again and check that it recovers.
 //!
-//! Debug builds only: a release build compiles [`point`] to nothing. Code calls `point` directly after an effect
-//! that another process or a restart can see, and before the record of it is written.
+//! Debug builds only: release builds compile [`point`] to nothing. Code calls `point` directly after an effect that
+//! another process or a restart can observe, and before it records the effect.
 //!
-//! `CLEAT_CRASH_AT=<point>` kills the process whenever it reaches the point; `CLEAT_CRASH_AT=<point>@<file>` only while
-//! the file does not exist, and makes it first: restarted processes that inherit the variable live, and the test sees
-//! that the point was reached.
+//! - `CLEAT_CRASH_AT=<point>` kills the process whenever it reaches the point.
+//! - `CLEAT_CRASH_AT=<point>@<file>` kills it only while the file does not exist, and creates the file first. A
+//!   restarted process that inherits the variable then survives, and the file shows the test that the point was
+//!   reached.
 
-/// The environment variable that names the point at which this process kills itself.
+/// The environment variable that names the crash point.
 pub const VARIABLE: &str = "CLEAT_CRASH_AT";
 
-/// Dies by SIGKILL if `CLEAT_CRASH_AT` names this point.
+/// Kills the process with SIGKILL if `CLEAT_CRASH_AT` names this point.
 #[inline]
 pub fn point(name: &str) {
     #[cfg(debug_assertions)]
-    armed::die_at(name);
+    armed::crash_if_armed(name);
     #[cfg(not(debug_assertions))]
     let _ = name;
 }
@@ -26,32 +27,34 @@ mod armed {
 
     use rustix::process::{Signal, getpid, kill_process};
 
-    struct Armed {
-        point: String,
-        once: Option<String>,
+    struct ArmedPoint {
+        name: String,
+        /// The point is disarmed while this file exists.
+        marker_file: Option<String>,
     }
 
-    static ARMED: OnceLock<Option<Armed>> = OnceLock::new();
+    static ARMED_POINT: OnceLock<Option<ArmedPoint>> = OnceLock::new();
 
-    pub(super) fn die_at(name: &str) {
-        let armed = ARMED.get_or_init(|| std::env::var(super::VARIABLE).ok().and_then(|value| parse(&value)));
-        if armed.as_ref().is_some_and(|a| a.point == name && first_time(a)) {
+    pub(super) fn crash_if_armed(name: &str) {
+        let armed = ARMED_POINT.get_or_init(|| std::env::var(super::VARIABLE).ok().and_then(|value| parse(&value)));
+        if armed.as_ref().is_some_and(|armed| armed.name == name && create_marker(armed)) {
             eprintln!("crash point {name}");
             // Nothing after this line may run: the kernel ends the process before kill returns to user space.
             let _ = kill_process(getpid(), Signal::KILL);
         }
     }
 
-    fn parse(value: &str) -> Option<Armed> {
-        let (point, once) = match value.split_once('@') {
-            Some((point, file)) => (point, Some(file.to_owned())),
+    fn parse(value: &str) -> Option<ArmedPoint> {
+        let (name, marker_file) = match value.split_once('@') {
+            Some((name, file)) => (name, Some(file.to_owned())),
             None => (value, None),
         };
-        (!point.is_empty()).then(|| Armed { point: point.to_owned(), once })
+        (!name.is_empty()).then(|| ArmedPoint { name: name.to_owned(), marker_file })
     }
 
-    fn first_time(armed: &Armed) -> bool {
-        match &armed.once {
+    /// Returns false if the marker file exists already.
+    fn create_marker(armed: &ArmedPoint) -> bool {
+        match &armed.marker_file {
             Some(file) => OpenOptions::new().write(true).create_new(true).open(file).is_ok(),
             None => true,
         }

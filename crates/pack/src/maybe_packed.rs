@@ -1,5 +1,6 @@
-//! An object: as it is while somebody works with it, packed while nobody does. A typed Kubernetes object takes kilobytes,
-//! most of them for fields that it does not have.
+//! A typed object that is held decoded while components use it, and as compressed JSON otherwise.
+//!
+//! A decoded Kubernetes object takes kilobytes of memory, most of them for fields that are not set.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,15 +8,17 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::{Compressor, Packed};
+use crate::compressor::Compressor;
+use crate::packed::Packed;
 
-/// What can be packed and unpacked.
+/// A type whose values can be encoded to JSON and decoded again.
 pub trait Packable: Serialize + DeserializeOwned {}
 
 impl<K: Serialize + DeserializeOwned> Packable for K {}
 
 pub enum MaybePacked<K> {
     Unpacked(Arc<K>),
+    /// The object's JSON.
     Packed(Packed),
 }
 
@@ -26,22 +29,24 @@ impl<K> MaybePacked<K> {
 }
 
 impl<K: Packable> MaybePacked<K> {
+    /// Returns the object. Decodes it on every call while it is packed.
     pub fn object(&self) -> Arc<K> {
         match self {
             Self::Unpacked(object) => object.clone(),
             Self::Packed(packed) => {
-                let object = serde_json::from_slice(&packed.text());
-                Arc::new(object.expect("what was encoded can be decoded"))
+                let object = serde_json::from_slice(&packed.unpack());
+                Arc::new(object.expect("JSON that was encoded from the type decodes to it"))
             }
         }
     }
 
-    /// The same, packed. What cannot be encoded stays as it is.
-    pub fn packed(self, sort: &mut Compressor) -> Self {
+    /// Packs the object. An object that cannot be encoded to JSON stays unpacked.
+    pub fn into_packed(self, compressor: &mut Compressor) -> Self {
         match &self {
             Self::Packed(_) => self,
             Self::Unpacked(object) => match serde_json::to_vec(&**object) {
-                Ok(text) => Self::Packed(sort.pack(&text, || 0)),
+                // The ids of dictionaries matter only to values on disk.
+                Ok(json) => Self::Packed(compressor.pack(&json, || 0)),
                 Err(_) => self,
             },
         }
@@ -61,7 +66,7 @@ impl<K: fmt::Debug> fmt::Debug for MaybePacked<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unpacked(object) => object.fmt(f),
-            Self::Packed(packed) => f.write_str(&String::from_utf8_lossy(&packed.text())),
+            Self::Packed(packed) => f.write_str(&String::from_utf8_lossy(&packed.unpack())),
         }
     }
 }
@@ -71,22 +76,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_packed_is_the_same_object() {
-        let mut sort = Compressor::default();
+    fn a_packed_object_equals_the_original() {
+        let mut compressor = Compressor::default();
         for n in 0..100 {
             let object: Vec<String> = (0..50).map(|word| format!("{n} and {}", word * 7919 % 997)).collect();
             let maybe_packed = MaybePacked::Unpacked(Arc::new(object.clone()));
             assert!(maybe_packed.is_unpacked());
-            let maybe_packed = maybe_packed.packed(&mut sort);
+            let maybe_packed = maybe_packed.into_packed(&mut compressor);
             assert!(!maybe_packed.is_unpacked());
             assert_eq!(*maybe_packed.object(), object);
-            assert_eq!(*maybe_packed.clone().packed(&mut sort).object(), object);
+            assert_eq!(*maybe_packed.clone().into_packed(&mut compressor).object(), object);
         }
     }
 
     #[test]
-    fn what_cannot_be_encoded_stays_as_it_is() {
+    fn an_object_that_cannot_be_encoded_stays_unpacked() {
         let keyed: std::collections::BTreeMap<Vec<u8>, u8> = [(vec![1], 1)].into();
-        assert!(MaybePacked::Unpacked(Arc::new(keyed)).packed(&mut Compressor::default()).is_unpacked());
+        assert!(MaybePacked::Unpacked(Arc::new(keyed)).into_packed(&mut Compressor::default()).is_unpacked());
     }
 }

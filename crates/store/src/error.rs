@@ -1,9 +1,9 @@
-//! One error per operation of the store.
+//! The errors of the store: one enum per operation.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::{Entry, Revision};
+use crate::entry::{Entry, Revision};
 
 type Source = Arc<dyn std::error::Error + Send + Sync>;
 
@@ -57,13 +57,13 @@ pub enum WatchError {
 pub enum OpenError {
     #[error("another process uses the store {path}")]
     Locked { path: PathBuf },
-    #[error("the store {path} is damaged ({what}); it was left as it is")]
+    #[error("the store {path} is damaged ({what}); it was not changed")]
     Corrupt { path: PathBuf, what: String },
-    #[error("the store {path} has format {found}, this version understands format {known}")]
-    Format { path: PathBuf, found: u64, known: u64 },
-    #[error("the store {path} is encrypted ({key} for one); start with the file of its encryption keys")]
+    #[error("the store {path} has format {found}; this version of Cleat opens only format {expected}")]
+    Format { path: PathBuf, found: u64, expected: u64 },
+    #[error("the store {path} is encrypted (for example {key}); start with its encryption key file")]
     Encrypted { path: PathBuf, key: String },
-    #[error("the store {path} is encrypted with a key that was not given ({key} for one); it was left as it is")]
+    #[error("the store {path} is encrypted with a key that was not given (for example {key}); it was not changed")]
     WrongKey { path: PathBuf, key: String },
     #[error("cannot {step} the store {path}")]
     Io {

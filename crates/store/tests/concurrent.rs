@@ -1,4 +1,4 @@
-//! Many writers and watchers at once, slow watchers, restarts and damaged files.
+//! Concurrent writers and watchers, slow watchers, restarts and damaged files.
 
 #![allow(clippy::unwrap_used)]
 
@@ -7,17 +7,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use cleat_store::embedded::History;
+use cleat_store::embedded::HistoryLimits;
 use cleat_store::{EmbeddedStore, OpenError, Range, Store, WatchError, WriteError};
 
-const WAIT: Duration = Duration::from_secs(60);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn open(dir: &tempfile::TempDir) -> EmbeddedStore {
-    EmbeddedStore::open(&dir.path().join("store.redb"), History::default()).unwrap()
+    EmbeddedStore::open(&dir.path().join("store.redb"), HistoryLimits::default()).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn exactly_one_of_many_swaps_wins() {
+async fn exactly_one_of_many_concurrent_updates_succeeds() {
     let dir = tempfile::tempdir().unwrap();
     let store = Arc::new(open(&dir));
     let mut expected = store.create("/k", Bytes::from("0")).await.unwrap();
@@ -28,21 +28,21 @@ async fn exactly_one_of_many_swaps_wins() {
                 tokio::spawn(async move { store.update("/k", expected, format!("{round}-{i}").into()).await })
             })
             .collect();
-        let mut won = Vec::new();
+        let mut succeeded = Vec::new();
         for task in tasks {
             match task.await.unwrap() {
-                Ok(revision) => won.push(revision),
+                Ok(revision) => succeeded.push(revision),
                 Err(WriteError::Conflict { .. }) => {}
                 other => panic!("{other:?}"),
             }
         }
-        assert_eq!(won.len(), 1);
-        expected = won[0];
+        assert_eq!(succeeded.len(), 1);
+        expected = succeeded[0];
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn watchers_see_every_change_once_and_in_order() {
+async fn watchers_receive_every_change_once_and_in_order() {
     let dir = tempfile::tempdir().unwrap();
     let store = Arc::new(open(&dir));
     const WRITERS: usize = 8;
@@ -63,17 +63,17 @@ async fn watchers_see_every_change_once_and_in_order() {
             let store = store.clone();
             tokio::spawn(async move {
                 let prefix = if i % 2 == 0 { "/even/" } else { "/odd/" };
-                // List, then watch from the list: together they are everything.
+                // A list and a watch from its revision together deliver every change.
                 let snapshot = store.list(Range { prefix, ..Range::default() }).await.unwrap();
-                let mut seen: BTreeMap<String, u64> =
-                    snapshot.kept.iter().map(|e| (e.key.to_string(), e.modified)).collect();
+                let mut revisions: BTreeMap<String, u64> =
+                    snapshot.stored.iter().map(|e| (e.key.to_string(), e.modified)).collect();
                 let mut watch = store.watch(prefix, snapshot.revision).await.unwrap();
                 let mut last = snapshot.revision;
-                while seen.len() < WRITERS * WRITES / 2 {
-                    let event = tokio::time::timeout(WAIT, watch.next()).await.unwrap().unwrap();
+                while revisions.len() < WRITERS * WRITES / 2 {
+                    let event = tokio::time::timeout(EVENT_TIMEOUT, watch.next()).await.unwrap().unwrap();
                     assert!(event.revision > last, "in order");
                     last = event.revision;
-                    assert!(seen.insert(event.key().to_owned(), event.revision).is_none(), "no duplicate");
+                    assert!(revisions.insert(event.key().to_owned(), event.revision).is_none(), "no duplicate");
                     assert!(watch.progress() >= last);
                 }
             })
@@ -85,9 +85,9 @@ async fn watchers_see_every_change_once_and_in_order() {
 }
 
 #[tokio::test]
-async fn a_slow_watcher_catches_up_or_is_told() {
+async fn a_slow_watcher_catches_up_or_fails_with_too_old() {
     let dir = tempfile::tempdir().unwrap();
-    let history = History { events: 3000, ..History::default() };
+    let history = HistoryLimits { events: 3000, ..HistoryLimits::default() };
     let store = Arc::new(EmbeddedStore::open(&dir.path().join("s"), history).unwrap());
     let start = store.revision().await.unwrap();
     let mut slow = store.watch("/", start).await.unwrap();
@@ -99,7 +99,7 @@ async fn a_slow_watcher_catches_up_or_is_told() {
                 tokio::spawn(async move {
                     store
                         .create(
-                            &format!("/{}-{i}", uuid()),
+                            &format!("/{}-{i}", unique_number()),
                             Bytes::from(format!("{i} {}", "much like the others ".repeat(9))),
                         )
                         .await
@@ -129,18 +129,18 @@ async fn a_slow_watcher_catches_up_or_is_told() {
     assert!(matches!(error, WatchError::TooOld { .. }), "{error}");
 }
 
-fn uuid() -> u64 {
+fn unique_number() -> u64 {
     use std::sync::atomic::{AtomicU64, Ordering};
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 #[tokio::test]
-async fn writes_outlive_the_process_and_their_requesters() {
+async fn accepted_writes_survive_a_restart_and_a_caller_that_stops_waiting() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(&dir);
     for i in 0..50 {
-        // The future is dropped after its first poll, when the request is already queued.
+        // The future is dropped after its first poll, when the request is queued.
         let key = format!("/dropped/{i}");
         let mut write = Box::pin(store.create(&key, Bytes::from("x")));
         let _ = std::future::poll_fn(|cx| std::task::Poll::Ready(write.as_mut().poll(cx))).await;
@@ -151,34 +151,34 @@ async fn writes_outlive_the_process_and_their_requesters() {
     assert_eq!(store.revision().await.unwrap(), last);
     assert_eq!(store.get("/kept").await.unwrap().unwrap().value, "y");
     let snapshot = store.list(Range { prefix: "/dropped/", ..Range::default() }).await.unwrap();
-    assert_eq!(snapshot.kept.len(), 50);
+    assert_eq!(snapshot.stored.len(), 50);
     assert!(matches!(store.watch("/", last - 1).await.err(), Some(WatchError::TooOld { .. })));
     assert_eq!(store.create("/next", Bytes::from("z")).await.unwrap(), last + 1);
 }
 
 #[tokio::test]
-async fn a_file_in_use_or_damaged_is_refused_and_left_alone() {
+async fn a_file_in_use_or_damaged_is_refused_and_not_modified() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("store.redb");
     let store = open(&dir);
     store.create("/k", Bytes::from("x")).await.unwrap();
-    let error = EmbeddedStore::open(&path, History::default()).err().unwrap();
+    let error = EmbeddedStore::open(&path, HistoryLimits::default()).err().unwrap();
     assert!(matches!(error, OpenError::Locked { .. }), "{error}");
     drop(store);
 
-    let whole = std::fs::read(&path).unwrap();
-    let mut header = whole.clone();
+    let intact = std::fs::read(&path).unwrap();
+    let mut header = intact.clone();
     header[..64].fill(0xff);
-    let half = whole[..whole.len() / 2].to_vec();
+    let half = intact[..intact.len() / 2].to_vec();
     for (case, bytes) in
         [("empty", Vec::new()), ("header overwritten", header), ("no store", b"hello".to_vec()), ("cut in half", half)]
     {
         std::fs::write(&path, &bytes).unwrap();
-        let error = EmbeddedStore::open(&path, History::default()).err().expect(case);
+        let error = EmbeddedStore::open(&path, HistoryLimits::default()).err().expect(case);
         assert!(!matches!(error, OpenError::Locked { .. }), "{case}: {error}");
-        assert_eq!(std::fs::read(&path).unwrap(), bytes, "{case}: not touched");
+        assert_eq!(std::fs::read(&path).unwrap(), bytes, "{case}: not modified");
     }
-    std::fs::write(&path, &whole).unwrap();
+    std::fs::write(&path, &intact).unwrap();
     assert!(open(&dir).get("/k").await.unwrap().is_some());
 }
 
@@ -188,5 +188,5 @@ async fn closing_the_store_ends_its_watches() {
     let store = open(&dir);
     let mut watch = store.watch("/", 1).await.unwrap();
     drop(store);
-    assert!(matches!(tokio::time::timeout(WAIT, watch.next()).await.unwrap(), Err(WatchError::Closed)));
+    assert!(matches!(tokio::time::timeout(EVENT_TIMEOUT, watch.next()).await.unwrap(), Err(WatchError::Closed)));
 }

@@ -1,12 +1,12 @@
-//! The embedded store against a plain map with a complete history: any sequence of operations, compactions and
-//! restarts gives the answers the model gives.
+//! Compares the embedded store with a model, a map with its complete history: after any sequence of operations,
+//! compactions and restarts both return the same results.
 
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use cleat_store::embedded::History;
+use cleat_store::embedded::HistoryLimits;
 use cleat_store::{EmbeddedStore, ListError, Range, Store, WatchError, WriteError};
 use proptest::prelude::*;
 
@@ -16,7 +16,7 @@ const PREFIXES: [&str; 4] = ["/", "/a/", "/a1/", "/b/"];
 #[derive(Clone, Debug)]
 enum Step {
     Create(usize, u8),
-    /// The last field chooses between the right revision and a wrong one.
+    /// The last field is true if the right revision is expected, false for a wrong one.
     Update(usize, u8, bool),
     Delete(usize, bool),
     List(usize, u64),
@@ -40,13 +40,13 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// A value with its create and modify revisions.
-type Cell = (u8, u64, u64);
+type ModelEntry = (u8, u64, u64);
 
 #[derive(Default)]
 struct Model {
-    /// The state after each revision, from the first on.
-    states: Vec<BTreeMap<&'static str, Cell>>,
-    /// History is known after this revision.
+    /// The state at each revision, from revision 1 on.
+    states: Vec<BTreeMap<&'static str, ModelEntry>>,
+    /// The history is complete for every revision greater than this one.
     compacted: u64,
 }
 
@@ -55,15 +55,15 @@ impl Model {
         self.states.len() as u64
     }
 
-    fn at(&self, revision: u64) -> &BTreeMap<&'static str, Cell> {
+    fn at(&self, revision: u64) -> &BTreeMap<&'static str, ModelEntry> {
         &self.states[revision as usize - 1]
     }
 
-    fn now(&self) -> &BTreeMap<&'static str, Cell> {
+    fn now(&self) -> &BTreeMap<&'static str, ModelEntry> {
         self.at(self.revision())
     }
 
-    fn push(&mut self, change: impl FnOnce(&mut BTreeMap<&'static str, Cell>, u64)) {
+    fn push(&mut self, change: impl FnOnce(&mut BTreeMap<&'static str, ModelEntry>, u64)) {
         let revision = self.revision() + 1;
         let mut state = self.now().clone();
         change(&mut state, revision);
@@ -76,24 +76,24 @@ impl Model {
             .filter_map(|revision| {
                 let (old, new) = (self.at(revision - 1), self.at(revision));
                 let key = KEYS.iter().find(|k| old.get(*k) != new.get(*k))?;
-                let value = |state: &BTreeMap<_, Cell>| state.get(key).map(|(v, _, _)| *v);
+                let value = |state: &BTreeMap<_, ModelEntry>| state.get(key).map(|(v, _, _)| *v);
                 key.starts_with(prefix).then(|| (revision, (*key).to_owned(), value(old), value(new)))
             })
             .collect()
     }
 }
 
-/// Values resemble each other, so that most are packed; the shortest are not.
-fn text(number: u8) -> Bytes {
+/// A value that encodes the number. Values are similar, so that most are compressed; the shortest are not.
+fn value_of(number: u8) -> Bytes {
     let words = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu"];
-    let kept = usize::from(number) % (words.len() + 1);
-    format!("{number} {} {}", words.join("/"), words[..kept].join(" and then ")).into()
+    let repeated = usize::from(number) % (words.len() + 1);
+    format!("{number} {} {}", words.join("/"), words[..repeated].join(" and then ")).into()
 }
 
-fn number(text: &Bytes) -> u8 {
+fn number_of(value: &Bytes) -> u8 {
     let number =
-        text.split(|byte| *byte == b' ').next().and_then(|n| std::str::from_utf8(n).ok()?.parse().ok()).unwrap();
-    assert_eq!(*text, self::text(number), "the whole value comes back");
+        value.split(|byte| *byte == b' ').next().and_then(|n| std::str::from_utf8(n).ok()?.parse().ok()).unwrap();
+    assert_eq!(*value, value_of(number), "the value is intact");
     number
 }
 
@@ -105,7 +105,7 @@ async fn check(store: &EmbeddedStore, model: &mut Model, step: &Step) {
     match *step {
         Step::Create(k, value) => {
             let key = KEYS[k];
-            match store.create(key, text(value)).await {
+            match store.create(key, value_of(value)).await {
                 Ok(revision) => {
                     assert!(!model.now().contains_key(key));
                     model.push(|state, now| {
@@ -121,7 +121,7 @@ async fn check(store: &EmbeddedStore, model: &mut Model, step: &Step) {
             let key = KEYS[k];
             let current = model.now().get(key).copied();
             let expected = current.map_or(1, |(_, _, modified)| if right { modified } else { modified + 1 });
-            match (store.update(key, expected, text(value)).await, current) {
+            match (store.update(key, expected, value_of(value)).await, current) {
                 (Ok(revision), Some((_, created, _))) if right => {
                     model.push(|state, now| {
                         state.insert(key, (value, created, now));
@@ -151,29 +151,29 @@ async fn check(store: &EmbeddedStore, model: &mut Model, step: &Step) {
         }
         Step::List(p, at) => {
             let at = (at > 0).then_some(at);
-            let shown = at.unwrap_or(model.revision());
-            // Some are asked for with a limit and from somewhere in the middle.
-            let limit = (shown % 3 == 0).then_some(2);
-            let from = (shown % 5 == 0).then_some(KEYS[1]);
+            let requested = at.unwrap_or(model.revision());
+            // Some lists have a limit, and some start in the middle.
+            let limit = (requested % 3 == 0).then_some(2);
+            let from = (requested % 5 == 0).then_some(KEYS[1]);
             match store.list(Range { prefix: PREFIXES[p], from, at, limit }).await {
                 Ok(snapshot) => {
-                    assert!(shown >= model.compacted && shown <= model.revision());
-                    assert_eq!(snapshot.revision, shown);
-                    let found: Vec<(String, Cell)> = snapshot
+                    assert!(requested >= model.compacted && requested <= model.revision());
+                    assert_eq!(snapshot.revision, requested);
+                    let found: Vec<(String, ModelEntry)> = snapshot
                         .entries()
-                        .map(|e| (e.key.to_string(), (number(&e.value), e.created, e.modified)))
+                        .map(|e| (e.key.to_string(), (number_of(&e.value), e.created, e.modified)))
                         .collect();
-                    let want = model.at(shown).iter().filter(|(k, _)| k.starts_with(PREFIXES[p]));
+                    let want = model.at(requested).iter().filter(|(k, _)| k.starts_with(PREFIXES[p]));
                     let want: Vec<_> = want
                         .filter(|(k, _)| from.is_none_or(|f| **k >= f))
                         .map(|(k, v)| ((*k).to_owned(), *v))
                         .collect();
                     let cut = limit.unwrap_or(want.len()).min(want.len());
                     assert_eq!(found, want[..cut]);
-                    assert_eq!(snapshot.more, want.len() - cut);
+                    assert_eq!(snapshot.remaining, want.len() - cut);
                 }
-                Err(ListError::TooOld { .. }) => assert!(shown < model.compacted),
-                Err(ListError::Future { .. }) => assert!(shown > model.revision()),
+                Err(ListError::TooOld { .. }) => assert!(requested < model.compacted),
+                Err(ListError::Future { .. }) => assert!(requested > model.revision()),
                 other => panic!("{other:?}"),
             }
         }
@@ -181,13 +181,13 @@ async fn check(store: &EmbeddedStore, model: &mut Model, step: &Step) {
             Ok(mut watch) => {
                 for (revision, key, old, new) in model.changes(PREFIXES[p], after) {
                     let event = watch.next().await.unwrap();
-                    let value = |e: &Option<cleat_store::Entry>| e.as_ref().map(|e| number(&e.value));
+                    let value = |e: &Option<cleat_store::Entry>| e.as_ref().map(|e| number_of(&e.value));
                     assert_eq!(
                         (event.revision, event.key(), value(&event.old), value(&event.new)),
                         (revision, key.as_str(), old, new)
                     );
                 }
-                assert_eq!(watch.progress(), model.revision(), "nothing else is on its way");
+                assert_eq!(watch.progress(), model.revision(), "no further event is pending");
             }
             Err(WatchError::TooOld { .. }) => assert!(after < model.compacted),
             Err(WatchError::Future { .. }) => assert!(after > model.revision()),
@@ -200,7 +200,7 @@ async fn check(store: &EmbeddedStore, model: &mut Model, step: &Step) {
         Step::Reopen => unreachable!("handled by the caller"),
     }
     for key in KEYS {
-        let found = store.get(key).await.unwrap().map(|e| (number(&e.value), e.created, e.modified));
+        let found = store.get(key).await.unwrap().map(|e| (number_of(&e.value), e.created, e.modified));
         assert_eq!(found, model.now().get(key).copied());
     }
 }
@@ -211,7 +211,7 @@ proptest! {
     fn the_store_behaves_like_a_map_with_history(steps in prop::collection::vec(step(), 1..60)) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("store.redb");
-        let open = || EmbeddedStore::open(&path, History::default()).unwrap();
+        let open = || EmbeddedStore::open(&path, HistoryLimits::default()).unwrap();
         let mut store = Some(open());
         let mut model = Model { states: vec![BTreeMap::new()], compacted: 1 };
         let runtime = runtime();
@@ -227,17 +227,17 @@ proptest! {
     }
 }
 
-/// What an object of a kind is stored as: long, and much like the others.
+/// An object that is long and similar to the others.
 fn object(n: usize) -> Bytes {
     let fields: Vec<String> = (0..80).map(|field| format!("\"field-{}\":{{}}", field * 7919 % 997)).collect();
     format!("{{\"name\":\"object-{n}\",\"uid\":\"{:032x}\",{}}}", n * 104_729, fields.join(",")).into()
 }
 
 #[test]
-fn what_resembles_takes_little_room_and_comes_back_after_every_start() {
+fn similar_values_are_stored_compressed_and_survive_restarts() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
-    let open = || EmbeddedStore::open(&path, History::default()).unwrap();
+    let open = || EmbeddedStore::open(&path, HistoryLimits::default()).unwrap();
     let plain: usize = (0..2000).map(|n| object(n).len()).sum();
     runtime().block_on(async {
         for part in 0..4 {
@@ -252,6 +252,6 @@ fn what_resembles_takes_little_room_and_comes_back_after_every_start() {
             assert_eq!(found.value, object(n), "{n}");
         }
     });
-    let kept = std::fs::metadata(&path).unwrap().len() as usize;
-    assert!(kept * 2 < plain, "{kept} bytes for {plain}");
+    let stored = std::fs::metadata(&path).unwrap().len() as usize;
+    assert!(stored * 2 < plain, "{stored} bytes for {plain}");
 }

@@ -61,7 +61,7 @@ pub(crate) async fn delete_collection(
     let prefix = kind.descriptor().prefix(namespace);
     let snapshot = api.of(&**kind).list(Range { prefix: &prefix, ..Range::default() }).await?;
     let mut listed = Vec::new();
-    for kept in snapshot.kept.iter().filter(|kept| selector.matches(&**kind, &kept.entry())) {
+    for kept in snapshot.stored.iter().filter(|kept| selector.matches(&**kind, &kept.entry())) {
         let mut path = kept.key.rsplit('/');
         let name = path.next().unwrap_or_default();
         let namespace = path.next().filter(|_| kind.descriptor().namespaced);

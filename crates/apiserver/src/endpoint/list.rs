@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use bytes::{BufMut, Bytes, BytesMut};
-use cleat_store::{Kept, ListError, Range, Revision};
+use cleat_store::{StoredEntry, ListError, Range, Revision};
 use http::StatusCode;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -92,11 +92,11 @@ pub(crate) async fn list(
         }
         other => other?,
     };
-    let mut found: Vec<Kept> = Vec::new();
+    let mut found: Vec<StoredEntry> = Vec::new();
     let mut metadata = json!({ "resourceVersion": snapshot.revision.to_string() });
     let mut last = None;
-    let mut more = snapshot.more > 0;
-    for kept in &snapshot.kept {
+    let mut more = snapshot.remaining > 0;
+    for kept in &snapshot.stored {
         if !selector.is_everything() && !selector.matches(&**kind, &kept.entry()) {
             continue;
         }
@@ -112,7 +112,7 @@ pub(crate) async fn list(
         let rv = i64::try_from(snapshot.revision).unwrap_or(i64::MAX);
         metadata["continue"] = Token { v: TOKEN_VERSION.into(), rv, start }.encode().into();
         if selector.is_everything() {
-            metadata["remainingItemCount"] = snapshot.more.into();
+            metadata["remainingItemCount"] = snapshot.remaining.into();
         }
     }
     // Lists of custom objects have always shown where they end.
@@ -153,7 +153,7 @@ fn check(options: &ListOptions) -> Result<(), ApiError> {
 pub(crate) fn collected(
     call: &Call,
     kind: &Arc<dyn Kind>,
-    items: Vec<Kept>,
+    items: Vec<StoredEntry>,
     revision: Revision,
 ) -> Result<Reply, ApiError> {
     let form = negotiate(call.accept.as_deref(), Shape::List)?;
@@ -171,8 +171,8 @@ struct Body {
 }
 
 impl Body {
-    fn reply(self, items: Vec<Kept>) -> Reply {
-        let size: usize = items.iter().map(Kept::length).sum();
+    fn reply(self, items: Vec<StoredEntry>) -> Reply {
+        let size: usize = items.iter().map(StoredEntry::value_len).sum();
         let mut out = BytesMut::with_capacity(size.min(CHUNK) + 1024);
         self.open(&mut out);
         if size <= CHUNK {
@@ -216,7 +216,7 @@ impl Body {
         );
     }
 
-    fn item(&self, out: &mut BytesMut, item: &Kept, first: bool) {
+    fn item(&self, out: &mut BytesMut, item: &StoredEntry, first: bool) {
         let item = &Stored::from(&item.entry());
         if !first {
             out.put_u8(b',');

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
-use cleat_store::{Entry, Event, Kept, Range, Revision, WatchError, Watcher};
+use cleat_store::{Entry, Event, StoredEntry, Range, Revision, WatchError, Watcher};
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
@@ -136,7 +136,7 @@ fn bookmark_time() -> BoxFuture<'static, Wake> {
 struct Stream {
     writer: Writer,
     selector: Selector,
-    initial: VecDeque<Kept>,
+    initial: VecDeque<StoredEntry>,
     /// The revision of the bookmark that ends the initial events, until it is sent.
     marked: Option<Revision>,
     watcher: Option<Box<dyn Watcher>>,
@@ -174,8 +174,8 @@ impl Stream {
                 let kind = &*self.writer.kind;
                 let snapshot = api.of(kind).list(Range { prefix, ..Range::default() }).await?;
                 let (revision, selector) = (snapshot.revision, &self.selector);
-                let matches = |kept: &Kept| selector.is_everything() || selector.matches(kind, &kept.entry());
-                self.initial = snapshot.kept.into_iter().filter(matches).collect();
+                let matches = |kept: &StoredEntry| selector.is_everything() || selector.matches(kind, &kept.entry());
+                self.initial = snapshot.stored.into_iter().filter(matches).collect();
                 self.marked = Some(revision).filter(|_| marked && self.bookmarks);
                 revision
             }

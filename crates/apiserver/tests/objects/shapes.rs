@@ -2,7 +2,7 @@
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
-use cleat_store::embedded::History;
+use cleat_store::embedded::HistoryLimits;
 use serde_json::{Value, json};
 
 use crate::rows_wire::enveloped;
@@ -58,7 +58,7 @@ async fn shape_1_a_streaming_list_of_nothing_and_then_a_create() {
 
 #[tokio::test]
 async fn shape_2_a_watch_from_before_the_history() {
-    let talk = talk_with(|config| config.history = History { events: 5, ..History::default() }).await;
+    let talk = talk_with(|config| config.history = HistoryLimits { events: 5, ..HistoryLimits::default() }).await;
     for i in 0..10 {
         talk.made(MAPS, map(&format!("m{i}"))).await;
     }
@@ -208,7 +208,7 @@ async fn shape_9_the_openapi_that_kubectl_looks_for() {
 
 #[tokio::test]
 async fn shape_10_a_continue_token_and_its_end() {
-    let talk = talk_with(|config| config.history = History { events: 5, ..History::default() }).await;
+    let talk = talk_with(|config| config.history = HistoryLimits { events: 5, ..HistoryLimits::default() }).await;
     talk.made(MAPS, map("a")).await;
     talk.made(MAPS, map("b")).await;
     let (_, page) = talk.get(&format!("{MAPS}?limit=1")).await;

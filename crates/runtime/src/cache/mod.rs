@@ -283,7 +283,7 @@ impl<K: Cached> Cache<K> {
     /// Packs what has not been worked with for long enough. The lock is not held meanwhile.
     fn settle(&self, mut due: Option<Due<K>>) {
         while let Some(Due { key, revision, object }) = due {
-            let packed = MaybePacked::Unpacked(object).packed(&mut self.0.sort.lock());
+            let packed = MaybePacked::Unpacked(object).into_packed(&mut self.0.sort.lock());
             let mut state = self.0.state.write();
             if let Some(held) = state.at(&key, revision) {
                 held.maybe_packed = packed;

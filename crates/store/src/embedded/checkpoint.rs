@@ -1,8 +1,8 @@
-//! Brings the container up to date, behind the writer's back: what the log has grown by goes into it in one transaction,
-//! each key once, and then the log can be written again.
+//! Checkpoints: a thread beside the writer stores the changes since the last checkpoint in the database, in one
+//! transaction and each key once. The log files that hold these changes can then be reused.
 //!
-//! After an error the container refuses everything until it is opened anew; that also settles whether the doubtful
-//! transaction reached the disk. Until it succeeds the log keeps what it has, and grows.
+//! After an error redb refuses everything until the file is opened again. Opening it also shows whether the failed
+//! transaction reached the disk. Until a checkpoint succeeds, the log keeps its batches and grows.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,47 +14,54 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use redb::Database;
 
-use super::file::{self, DICTIONARIES, LOG, META, OBJECTS, REVISION, SUM};
-use super::pack::Named;
-use super::record::{Sum, encode};
-use super::seal::Seal;
+use super::database::{self, CHECKSUM, DICTIONARIES, LOG, META, OBJECTS, REVISION};
+use super::encryption::Encryptor;
+use super::packer::GroupDictionary;
+use super::record::{Checksum, encode};
 use super::state::Change;
-use super::statistics::Statistics;
-use crate::{Kept, OpenError, Revision};
+use super::statistics::StoreStatistics;
+use crate::entry::{Revision, StoredEntry};
+use crate::error::OpenError;
 
-/// How long to wait before trying again.
-const PAUSE: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum StoreError {
+pub(super) enum CheckpointError {
     #[error(transparent)]
     Database(#[from] redb::Error),
     #[error("a value cannot be encrypted")]
-    Seal,
-    #[error("the file cannot be opened again")]
+    Encrypt,
+    #[error("the database cannot be opened again")]
     Reopen(#[source] OpenError),
-    #[error("the container panicked")]
+    #[error("the database panicked")]
     Panicked,
-    #[error("the file is at revision {found}, which is neither before nor after the transaction that failed")]
-    Astray { found: Revision },
+    #[error("the database is at revision {found}, which is neither before nor after the transaction that failed")]
+    UnexpectedRevision { found: Revision },
 }
 
-/// What the log has and the container has not.
+/// The changes that are in the log and not in the database.
 #[derive(Default)]
 pub(super) struct Backlog {
+    /// The revision of the newest change.
     pub(super) revision: Revision,
-    pub(super) objects: HashMap<Arc<str>, Option<Kept>>,
-    pub(super) dictionaries: Vec<Named>,
-    /// Dictionaries that nothing is packed with any more.
-    pub(super) useless: Vec<Named>,
+    /// The newest entry of each changed key; `None` if the key was deleted.
+    pub(super) objects: HashMap<Arc<str>, Option<StoredEntry>>,
+    pub(super) dictionaries: Vec<GroupDictionary>,
+    /// Dictionaries that no value uses any more. The checkpoint removes them.
+    pub(super) unused_dictionaries: Vec<GroupDictionary>,
 }
 
 impl Backlog {
+    /// A backlog without changes for a database at this revision.
+    pub(super) fn at(revision: Revision) -> Self {
+        Self { revision, ..Self::default() }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.objects.is_empty()
     }
 
-    pub(super) fn add(&mut self, dictionaries: &[Named], changes: &[Change]) {
+    pub(super) fn add(&mut self, dictionaries: &[GroupDictionary], changes: &[Change]) {
         self.dictionaries.extend_from_slice(dictionaries);
         for change in changes {
             self.revision = change.event.revision;
@@ -66,229 +73,237 @@ impl Backlog {
     }
 }
 
-/// The container, and whoever writes to it.
-pub(super) struct Container {
+/// Writes to the database; opens it again after an error.
+pub(super) struct DatabaseWriter {
     path: PathBuf,
-    seal: Option<Arc<Seal>>,
-    /// Nothing after an error.
+    encryptor: Option<Arc<Encryptor>>,
+    /// `None` after an error.
     database: Option<Database>,
     revision: Revision,
-    sum: Sum,
+    checksum: Checksum,
 }
 
-impl Container {
+impl DatabaseWriter {
     pub(super) fn new(
         path: PathBuf,
-        seal: Option<Arc<Seal>>,
+        encryptor: Option<Arc<Encryptor>>,
         database: Database,
         revision: Revision,
-        sum: Sum,
+        checksum: Checksum,
     ) -> Self {
-        Self { path, seal, database: Some(database), revision, sum }
+        Self { path, encryptor, database: Some(database), revision, checksum }
     }
 
-    /// Once it succeeds, the container expects a log as well.
-    fn store(&mut self, backlog: &Backlog) -> Result<(), StoreError> {
-        // Some damage the container meets by panicking.
-        catch_unwind(AssertUnwindSafe(|| self.try_store(backlog))).unwrap_or(Err(StoreError::Panicked))
+    /// Stores the backlog. The same transaction records that a log may exist.
+    fn store(&mut self, backlog: &Backlog) -> Result<(), CheckpointError> {
+        // redb panics on some kinds of damage.
+        catch_unwind(AssertUnwindSafe(|| self.try_store(backlog))).unwrap_or(Err(CheckpointError::Panicked))
     }
 
-    fn try_store(&mut self, backlog: &Backlog) -> Result<(), StoreError> {
+    fn try_store(&mut self, backlog: &Backlog) -> Result<(), CheckpointError> {
         let database = match self.database.take() {
             Some(database) => database,
             None => {
-                let (database, revision, sum) = file::reopen(&self.path).map_err(StoreError::Reopen)?;
+                let (database, revision, checksum) = database::reopen(&self.path).map_err(CheckpointError::Reopen)?;
                 if revision != backlog.revision && revision != self.revision {
-                    return Err(StoreError::Astray { found: revision });
+                    return Err(CheckpointError::UnexpectedRevision { found: revision });
                 }
-                (self.revision, self.sum) = (revision, sum);
+                (self.revision, self.checksum) = (revision, checksum);
                 database
             }
         };
-        // Also if it landed the last time, as far as can be read: not all that can be read is on disk.
-        self.sum = write(&database, self.seal.as_deref(), self.sum, backlog)?;
+        // After a reopen the backlog is written again even if the file shows it: it may be in the page cache only.
+        self.checksum = write(&database, self.encryptor.as_deref(), self.checksum, backlog)?;
         self.revision = backlog.revision;
         self.database = Some(database);
         Ok(())
     }
 
-    /// As after an error.
+    /// Produces the state after an error.
     #[cfg(test)]
-    pub(super) fn lose(&mut self) {
+    pub(super) fn close_database(&mut self) {
         self.database = None;
     }
 
-    /// From here on the container is whole without a log.
-    pub(super) fn stands_alone(&self) -> Result<(), redb::Error> {
-        self.database.as_ref().map_or(Err(redb::Error::PreviousIo), file::expect_no_log)
+    /// Records that the database is complete without a log.
+    pub(super) fn expect_no_log(&self) -> Result<(), redb::Error> {
+        self.database.as_ref().map_or(Err(redb::Error::PreviousIo), database::expect_no_log)
     }
 }
 
-fn write(database: &Database, seal: Option<&Seal>, mut sum: Sum, backlog: &Backlog) -> Result<Sum, StoreError> {
+/// Stores the backlog in one transaction and returns the new checksum.
+fn write(
+    database: &Database,
+    encryptor: Option<&Encryptor>,
+    mut checksum: Checksum,
+    backlog: &Backlog,
+) -> Result<Checksum, CheckpointError> {
     let mut records = Vec::with_capacity(backlog.objects.len());
-    for (key, kept) in &backlog.objects {
-        let record = kept.as_ref().map(|kept| encode(seal, kept).ok_or(StoreError::Seal)).transpose()?;
+    for (key, entry) in &backlog.objects {
+        let record =
+            entry.as_ref().map(|entry| encode(encryptor, entry).ok_or(CheckpointError::Encrypt)).transpose()?;
         records.push((&**key, record));
     }
-    // Neighbours share pages.
+    // In key order, because neighbours share pages.
     records.sort_unstable_by_key(|(key, _)| *key);
     let mut write = || -> Result<(), redb::Error> {
         let write = database.begin_write()?;
         {
             let mut dictionaries = write.open_table(DICTIONARIES)?;
-            for (sort, dictionary) in &backlog.dictionaries {
-                let old = dictionaries.insert((&**sort, dictionary.id()), dictionary.text())?;
+            for GroupDictionary { group, dictionary } in &backlog.dictionaries {
+                let old = dictionaries.insert((&**group, dictionary.id()), dictionary.bytes())?;
                 if let Some(old) = old {
-                    sum.take(&Sum::of_dictionary(sort, dictionary.id(), old.value()));
+                    checksum.subtract(&Checksum::of_dictionary(group, dictionary.id(), old.value()));
                 }
-                sum.add(&Sum::of_dictionary(sort, dictionary.id(), dictionary.text()));
+                checksum.add(&Checksum::of_dictionary(group, dictionary.id(), dictionary.bytes()));
             }
-            for (sort, dictionary) in &backlog.useless {
-                if let Some(old) = dictionaries.remove((&**sort, dictionary.id()))? {
-                    sum.take(&Sum::of_dictionary(sort, dictionary.id(), old.value()));
+            for GroupDictionary { group, dictionary } in &backlog.unused_dictionaries {
+                if let Some(old) = dictionaries.remove((&**group, dictionary.id()))? {
+                    checksum.subtract(&Checksum::of_dictionary(group, dictionary.id(), old.value()));
                 }
             }
             let mut objects = write.open_table(OBJECTS)?;
             for (key, record) in &records {
                 let old = match record {
                     Some(record) => {
-                        sum.add(&Sum::of_record(key, record));
+                        checksum.add(&Checksum::of_record(key, record));
                         objects.insert(*key, record.as_slice())?
                     }
                     None => objects.remove(*key)?,
                 };
                 if let Some(old) = old {
-                    sum.take(&Sum::of_record(key, old.value()));
+                    checksum.subtract(&Checksum::of_record(key, old.value()));
                 }
             }
             let mut meta = write.open_table(META)?;
             meta.insert(REVISION, backlog.revision)?;
-            meta.insert(SUM, sum.0)?;
+            meta.insert(CHECKSUM, checksum.0)?;
             meta.insert(LOG, 1)?;
         }
         write.commit()?;
         Ok(())
     };
     write()?;
-    Ok(sum)
+    Ok(checksum)
 }
 
-/// A thread that stores one backlog at a time.
+/// The thread that stores one backlog at a time. It retries a backlog until that succeeds.
 pub(super) struct Checkpointer {
-    work: Option<mpsc::Sender<Backlog>>,
-    progress: Arc<Progress>,
-    thread: Option<JoinHandle<Container>>,
+    backlogs: Option<mpsc::Sender<Backlog>>,
+    progress: Arc<CheckpointProgress>,
+    thread: Option<JoinHandle<DatabaseWriter>>,
 }
 
 #[derive(Default)]
-struct Progress {
-    state: Mutex<State>,
+struct CheckpointProgress {
+    state: Mutex<CheckpointState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct CheckpointState {
+    /// The revision of the last backlog that was stored.
     stored: Revision,
     busy: bool,
-    /// Why the last try failed.
-    failing: Option<Arc<StoreError>>,
+    /// Why the last attempt failed.
+    failing: Option<Arc<CheckpointError>>,
     closing: bool,
 }
 
-/// How far the thread is.
-pub(super) enum Pace {
-    /// Everything it was given is in the container, up to this revision.
+pub(super) enum CheckpointStatus {
+    /// Every submitted backlog is in the database, which is at this revision.
     Idle(Revision),
     Busy,
-    Failing(Arc<StoreError>),
+    /// The last attempt failed; the thread tries again after `RETRY_INTERVAL`.
+    Failing(Arc<CheckpointError>),
 }
 
 impl Checkpointer {
-    pub(super) fn start(mut container: Container, statistics: Arc<Statistics>) -> std::io::Result<Self> {
-        let (work, given) = mpsc::channel::<Backlog>();
-        let state = State { stored: container.revision, ..State::default() };
-        let progress = Arc::new(Progress { state: Mutex::new(state), changed: Condvar::new() });
-        let told = progress.clone();
+    pub(super) fn start(mut database: DatabaseWriter, statistics: Arc<StoreStatistics>) -> std::io::Result<Self> {
+        let (backlogs, submitted) = mpsc::channel::<Backlog>();
+        let state = CheckpointState { stored: database.revision, ..CheckpointState::default() };
+        let progress = Arc::new(CheckpointProgress { state: Mutex::new(state), changed: Condvar::new() });
+        let reported = progress.clone();
         let thread = std::thread::Builder::new().name("cleat-checkpoint".into()).spawn(move || {
-            while let Ok(backlog) = given.recv() {
-                while let Err(error) = container.store(&backlog) {
-                    statistics.checkpointed(false);
-                    let mut state = told.state.lock();
+            while let Ok(backlog) = submitted.recv() {
+                while let Err(error) = database.store(&backlog) {
+                    statistics.count_checkpoint(false);
+                    let mut state = reported.state.lock();
                     if state.failing.is_none() {
-                        tracing::error!(%error, path = %container.path.display(), "the store's log cannot be emptied");
+                        tracing::error!(%error, path = %database.path.display(), "store checkpoint failed");
                     }
                     state.failing = Some(Arc::new(error));
-                    told.changed.notify_all();
+                    reported.changed.notify_all();
                     if state.closing {
-                        return container;
+                        return database;
                     }
-                    told.changed.wait_for(&mut state, PAUSE);
+                    reported.changed.wait_for(&mut state, RETRY_INTERVAL);
                 }
                 cleat_crash::point("store:checkpointed");
-                statistics.checkpointed(true);
-                let mut state = told.state.lock();
+                statistics.count_checkpoint(true);
+                let mut state = reported.state.lock();
                 if state.failing.take().is_some() {
-                    tracing::info!(path = %container.path.display(), "the store's log can be emptied again");
+                    tracing::info!(path = %database.path.display(), "store checkpoint succeeded after failures");
                 }
                 (state.stored, state.busy) = (backlog.revision, false);
-                told.changed.notify_all();
+                reported.changed.notify_all();
             }
-            container
+            database
         })?;
-        Ok(Self { work: Some(work), progress, thread: Some(thread) })
+        Ok(Self { backlogs: Some(backlogs), progress, thread: Some(thread) })
     }
 
-    /// Only when it is idle.
-    pub(super) fn give(&self, backlog: Backlog) {
+    /// Starts a checkpoint. The caller makes sure that the status is `Idle`.
+    pub(super) fn submit(&self, backlog: Backlog) {
         self.progress.state.lock().busy = true;
-        if let Some(work) = &self.work {
-            // The thread ends after this end of the channel only.
-            let _ = work.send(backlog);
+        if let Some(backlogs) = &self.backlogs {
+            // Cannot fail: the thread receives until `stop` has dropped the sender.
+            let _ = backlogs.send(backlog);
         }
     }
 
-    pub(super) fn pace(&self) -> Pace {
-        self.progress.state.lock().pace()
+    pub(super) fn status(&self) -> CheckpointStatus {
+        self.progress.state.lock().status()
     }
 
-    /// Waits while it is busy.
-    pub(super) fn settle(&self) -> Pace {
+    /// Waits until the current checkpoint has succeeded or failed at least once.
+    pub(super) fn wait(&self) -> CheckpointStatus {
         let mut state = self.progress.state.lock();
         self.progress.changed.wait_while(&mut state, |state| state.busy && state.failing.is_none());
-        state.pace()
+        state.status()
     }
 
-    /// Waits until a try succeeds.
+    /// Waits until the current checkpoint has succeeded.
     #[cfg(test)]
-    pub(super) fn recovered(&self) {
+    pub(super) fn wait_for_success(&self) {
         self.progress.changed.wait_while(&mut self.progress.state.lock(), |state| state.busy);
     }
 
-    /// Ends the thread, after one more try if it is failing.
-    pub(super) fn close(mut self) -> Option<Container> {
-        self.end();
+    /// Ends the thread and returns its database. A failing checkpoint is tried once more.
+    pub(super) fn close(mut self) -> Option<DatabaseWriter> {
+        self.stop();
         self.thread.take().and_then(|thread| thread.join().ok())
     }
 
-    fn end(&mut self) {
+    fn stop(&mut self) {
         self.progress.state.lock().closing = true;
         self.progress.changed.notify_all();
-        drop(self.work.take());
+        drop(self.backlogs.take());
     }
 }
 
 impl Drop for Checkpointer {
     fn drop(&mut self) {
-        self.end();
+        self.stop();
     }
 }
 
-impl State {
-    fn pace(&self) -> Pace {
+impl CheckpointState {
+    fn status(&self) -> CheckpointStatus {
         match &self.failing {
-            Some(error) => Pace::Failing(error.clone()),
-            None if self.busy => Pace::Busy,
-            None => Pace::Idle(self.stored),
+            Some(error) => CheckpointStatus::Failing(error.clone()),
+            None if self.busy => CheckpointStatus::Busy,
+            None => CheckpointStatus::Idle(self.stored),
         }
     }
 }

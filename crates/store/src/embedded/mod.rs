@@ -1,17 +1,21 @@
-//! The store of one machine: current state and recent history in memory, durability in a log and a redb file.
+//! The store of one machine: current state and recent history in memory, durability in a log and a redb database.
 //!
-//! Reads and watches never touch the disk. All writes go through one thread (`writer`), which makes a batch durable
-//! with a single sync and only then shows it to readers (`state`) and acknowledges it. Batches are appended to the log
-//! (`log`); a second thread (`checkpoint`) brings the file up to date with it from time to time.
+//! Reads and watches never touch the disk. One thread (`writer`) makes all writes: it makes a batch durable with a
+//! single sync (`commit`), then shows it to readers (`state`), then acknowledges it. Batches are appended to the log
+//! (`log`); a second thread (`checkpoint`) stores them in the database (`database`) from time to time. A start reads
+//! the database and replays the log (`recovery`).
 
 mod checkpoint;
-mod disk;
-mod file;
+mod commit;
+mod database;
+mod directory;
+mod encryption;
 mod frame;
+mod history;
 mod log;
-mod pack;
+mod packer;
 mod record;
-mod seal;
+mod recovery;
 mod state;
 mod statistics;
 mod writer;
@@ -26,89 +30,84 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use crate::{
-    Entry, ListError, OpenError, Range, ReadError, Revision, Snapshot, Store, WatchError, Watcher, WriteError,
-};
-use disk::{Disk, Limits};
-use file::Loaded;
-use pack::Packer;
-pub use seal::{KeyFileError, Seal};
-use state::Shared;
-pub use statistics::Statistics;
-use writer::{Operation, Request};
+use crate::entry::{Entry, Revision};
+use crate::error::{ListError, OpenError, ReadError, WatchError, WriteError};
+use crate::store::{Range, Snapshot, Store, Watcher};
+use commit::{Committer, LogLimits};
+pub use encryption::{Encryptor, KeyFileError};
+pub use history::HistoryLimits;
+use packer::Packer;
+use recovery::LoadedStore;
+use state::SharedState;
+pub use statistics::StoreStatistics;
+use writer::{Operation, WriteRequest};
 
-/// How much history the store keeps for watches and for lists at a past revision.
-#[derive(Clone, Debug)]
-pub struct History {
-    pub events: usize,
-    /// Bytes of replaced and deleted values kept alive by the history alone.
-    pub bytes: usize,
-}
-
-impl Default for History {
-    fn default() -> Self {
-        Self { events: 100_000, bytes: 64 << 20 }
-    }
-}
-
+/// A store in one process. Dropping it completes the accepted writes, ends its watches and releases its files.
 pub struct EmbeddedStore {
-    shared: Arc<Shared>,
-    statistics: Arc<Statistics>,
-    queue: Option<std::sync::mpsc::Sender<Request>>,
+    shared: Arc<SharedState>,
+    statistics: Arc<StoreStatistics>,
+    /// `None` once the store is being closed.
+    queue: Option<std::sync::mpsc::Sender<WriteRequest>>,
     writer: Option<JoinHandle<()>>,
 }
 
 impl EmbeddedStore {
-    /// Opens the file, or makes it if it does not exist. Blocks: it reads every object into memory.
-    pub fn open(path: &Path, history: History) -> Result<Self, OpenError> {
-        Self::open_sealed(path, history, None, &[])
+    /// Opens the store at `path`, or creates it. Blocks: it reads every object into memory.
+    pub fn open(path: &Path, limits: HistoryLimits) -> Result<Self, OpenError> {
+        Self::open_encrypted(path, limits, None, &[])
     }
 
-    /// Like `open`, with encryption of what `seal` covers. No trace of values under `private` prefixes is kept beside
-    /// the values themselves.
-    pub fn open_sealed(path: &Path, history: History, seal: Option<Seal>, private: &[&str]) -> Result<Self, OpenError> {
-        let seal = seal.map(Arc::new);
+    /// Like `open`, and encrypts the values that `encryptor` covers before they are written to disk. Values under
+    /// `private_prefixes` never become part of a compression dictionary, which would outlive them.
+    pub fn open_encrypted(
+        path: &Path,
+        limits: HistoryLimits,
+        encryptor: Option<Encryptor>,
+        private_prefixes: &[&str],
+    ) -> Result<Self, OpenError> {
+        let encryptor = encryptor.map(Arc::new);
         let lock = lock(path)?;
-        let Loaded { revision, objects, dictionaries, next_dictionary, disk } = file::open(path, seal.as_ref())?;
-        let packer = Packer::resumed(&dictionaries, next_dictionary, private);
-        let shared = Arc::new(Shared::new(revision, objects, history));
+        let loaded = recovery::open(path, encryptor.as_ref())?;
+        let LoadedStore { revision, objects, dictionaries, next_dictionary_id, files } = loaded;
+        let packer = Packer::resume(&dictionaries, next_dictionary_id, private_prefixes);
+        let shared = Arc::new(SharedState::new(revision, objects, limits));
         let (queue, requests) = std::sync::mpsc::channel();
-        let statistics = Arc::new(Statistics::default());
-        let (for_writer, counted) = (shared.clone(), statistics.clone());
-        let started = Disk::new(Limits::default(), seal, packer, disk, statistics.clone()).and_then(|disk| {
-            let name = "cleat-store".to_owned();
+        let statistics = Arc::new(StoreStatistics::default());
+        let (writer_shared, writer_statistics) = (shared.clone(), statistics.clone());
+        let committer = Committer::new(LogLimits::default(), encryptor, packer, files, statistics.clone());
+        let started = committer.and_then(|committer| {
             let write = move || {
-                writer::run(disk, &for_writer, &counted, &requests);
+                writer::run(committer, &writer_shared, &writer_statistics, &requests);
                 drop(lock);
             };
-            std::thread::Builder::new().name(name).spawn(write)
+            std::thread::Builder::new().name("cleat-store".to_owned()).spawn(write)
         });
         let failed = |e| OpenError::Io { step: "start the writer of", path: path.into(), source: Box::new(e) };
         let writer = started.map_err(failed)?;
         Ok(Self { shared, statistics, queue: Some(queue), writer: Some(writer) })
     }
 
-    /// What the store has counted since it was opened.
-    pub fn statistics(&self) -> Arc<Statistics> {
+    /// The counters since the store was opened.
+    pub fn statistics(&self) -> Arc<StoreStatistics> {
         self.statistics.clone()
     }
 
-    /// Forgets history up to `revision`; later watches and lists from before it answer `TooOld`.
+    /// Discards the history up to `revision`. Later watches and lists from before it fail with `TooOld`.
     pub fn compact(&self, revision: Revision) {
         self.shared.compact(revision);
     }
 
     async fn write(&self, key: &str, operation: Operation) -> Result<Revision, WriteError> {
-        let (reply, answer) = oneshot::channel();
-        let request = Request { key: key.into(), operation, reply };
+        let (reply, result) = oneshot::channel();
+        let request = WriteRequest { key: key.into(), operation, reply };
         self.queue.as_ref().ok_or(WriteError::Closed)?.send(request).map_err(|_| WriteError::Closed)?;
-        answer.await.map_err(|_| WriteError::Closed)?
+        result.await.map_err(|_| WriteError::Closed)?
     }
 }
 
 impl Drop for EmbeddedStore {
     fn drop(&mut self) {
-        // Closing the queue lets the writer finish what was accepted; joining makes sure the file is released.
+        // The writer completes the accepted writes after the queue is closed, and releases the lock before it ends.
         drop(self.queue.take());
         if let Some(writer) = self.writer.take()
             && writer.join().is_err()
@@ -119,12 +118,13 @@ impl Drop for EmbeddedStore {
     }
 }
 
-/// Keeps others out, from before anything is read until nothing is written any more. The file stays: whoever removed it
-/// would let two in.
+/// Locks the store against other processes. The writer holds the lock until its last write. The lock file is never
+/// removed: between removal and re-creation two processes could each lock a file of their own.
 fn lock(path: &Path) -> Result<File, OpenError> {
-    let name = PathBuf::from(format!("{}.lock", path.display()));
+    let lock_path = PathBuf::from(format!("{}.lock", path.display()));
     let failed = |source: std::io::Error| OpenError::Io { step: "lock", path: path.into(), source: Box::new(source) };
-    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(name).map_err(failed)?;
+    let file =
+        OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(lock_path).map_err(failed)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(OpenError::Locked { path: path.into() }),
@@ -155,7 +155,7 @@ impl Store for EmbeddedStore {
     }
 
     async fn watch(&self, prefix: &str, after: Revision) -> Result<Box<dyn Watcher>, WatchError> {
-        Ok(Box::new(Shared::watch(&self.shared, prefix, after)?))
+        Ok(Box::new(SharedState::watch(&self.shared, prefix, after)?))
     }
 
     async fn revision(&self) -> Result<Revision, ReadError> {

@@ -1,7 +1,7 @@
-//! What readers see: the current entries, the recent history and the running watches, all in memory.
+//! The state that readers observe: the current entries, the history and the running watches, all in memory.
 //!
-//! One lock covers the three, so that a list, a watch's start and a published batch never interleave. Nobody holds it
-//! while waiting for anything; wakers run after it is released.
+//! One lock covers the three, so that a list, the start of a watch and the publication of a batch never interleave. No
+//! task holds the lock while it waits for anything; wakers run after it is released.
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
@@ -12,67 +12,50 @@ use std::task::{Context, Poll, Waker};
 
 use parking_lot::{Mutex, RwLock};
 
-use super::History;
-use crate::{Entry, Event, Kept, ListError, Range, Revision, Snapshot, WatchError, Watcher};
+use super::history::{History, HistoryEntry, HistoryLimits};
+use crate::entry::{Entry, Event, Revision, StoredEntry};
+use crate::error::{ListError, WatchError};
+use crate::store::{Range, Snapshot, Watcher};
 
-/// Events queued for one watch before it has to catch up from the history instead.
-const QUEUE: usize = 1024;
+/// Number of events queued for one watch. A watch that falls further behind reads from the history instead.
+const MAX_QUEUED_EVENTS: usize = 1024;
 
-pub(super) struct Shared {
+pub(super) struct SharedState {
     state: RwLock<State>,
-    limits: History,
+    limits: HistoryLimits,
 }
 
-/// A change, with its new value as it is kept.
+/// A change together with its new value as it is stored in memory.
 #[derive(Clone, Debug)]
 pub(super) struct Change {
     pub(super) event: Event,
-    pub(super) new: Option<Kept>,
+    pub(super) new: Option<StoredEntry>,
 }
 
-/// What is kept of a change.
-#[derive(Clone)]
-struct Past {
-    revision: Revision,
-    new: Option<Kept>,
-    old: Option<Kept>,
-}
+/// Orders entries by key and lets a set find them by key.
+pub(super) struct EntryByKey(pub(super) StoredEntry);
 
-impl Past {
-    fn key(&self) -> &str {
-        self.new.as_ref().or(self.old.as_ref()).map_or("", |kept| &kept.key)
-    }
-
-    fn event(&self) -> Event {
-        let entry = |kept: &Option<Kept>| kept.as_ref().map(Kept::entry);
-        Event { revision: self.revision, new: entry(&self.new), old: entry(&self.old) }
-    }
-}
-
-/// In a set, an object is found by its key.
-pub(super) struct ByKey(pub(super) Kept);
-
-impl Borrow<str> for ByKey {
+impl Borrow<str> for EntryByKey {
     fn borrow(&self) -> &str {
         &self.0.key
     }
 }
 
-impl PartialEq for ByKey {
+impl PartialEq for EntryByKey {
     fn eq(&self, other: &Self) -> bool {
         self.0.key == other.0.key
     }
 }
 
-impl Eq for ByKey {}
+impl Eq for EntryByKey {}
 
-impl PartialOrd for ByKey {
+impl PartialOrd for EntryByKey {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for ByKey {
+impl Ord for EntryByKey {
     fn cmp(&self, other: &Self) -> Ordering {
         self.0.key.cmp(&other.0.key)
     }
@@ -80,68 +63,58 @@ impl Ord for ByKey {
 
 struct State {
     revision: Revision,
-    objects: BTreeSet<ByKey>,
-    /// Changes with consecutive revisions, ending at `revision`.
-    history: VecDeque<Past>,
-    history_bytes: usize,
-    /// History is complete for every revision greater than this one.
-    compacted: Revision,
+    objects: BTreeSet<EntryByKey>,
+    history: History,
     watches: Vec<Weak<Watch>>,
     closed: bool,
 }
 
 struct Watch {
     prefix: String,
-    queue: Mutex<Queue>,
+    queue: Mutex<WatchQueue>,
 }
 
-struct Queue {
-    events: VecDeque<Queued>,
-    /// Everything up to here is in `events` or was handed out; what follows is in the history.
-    behind: Option<Revision>,
+struct WatchQueue {
+    events: VecDeque<QueuedEvent>,
+    /// Set if the queue overflowed: the events after this revision are in the history only.
+    resume_after: Option<Revision>,
     waker: Option<Waker>,
     closed: bool,
 }
 
-/// A change as it happened, or one from the history, which each watch unpacks for itself.
-enum Queued {
-    Fresh(Arc<Event>),
-    Past(Past),
+/// All watches share a live event. An event from the history is decompressed for each watch.
+enum QueuedEvent {
+    Live(Arc<Event>),
+    History(HistoryEntry),
 }
 
-impl Queued {
+impl QueuedEvent {
     fn revision(&self) -> Revision {
         match self {
-            Self::Fresh(event) => event.revision,
-            Self::Past(past) => past.revision,
+            Self::Live(event) => event.revision,
+            Self::History(entry) => entry.revision,
         }
     }
 
-    fn event(self) -> Arc<Event> {
+    fn into_event(self) -> Arc<Event> {
         match self {
-            Self::Fresh(event) => event,
-            Self::Past(past) => Arc::new(past.event()),
+            Self::Live(event) => event,
+            Self::History(entry) => Arc::new(entry.event()),
         }
     }
 }
 
-pub(super) struct Cursor {
-    shared: Arc<Shared>,
+/// The consumer's side of a watch. The watch ends when it is dropped.
+pub(super) struct WatchCursor {
+    shared: Arc<SharedState>,
     watch: Arc<Watch>,
     delivered: Revision,
 }
 
-impl Shared {
-    pub(super) fn new(revision: Revision, objects: BTreeSet<ByKey>, limits: History) -> Self {
-        let state = State {
-            revision,
-            objects,
-            history: VecDeque::new(),
-            history_bytes: 0,
-            compacted: revision,
-            watches: Vec::new(),
-            closed: false,
-        };
+impl SharedState {
+    pub(super) fn new(revision: Revision, objects: BTreeSet<EntryByKey>, limits: HistoryLimits) -> Self {
+        let history = History::new(revision);
+        let state = State { revision, objects, history, watches: Vec::new(), closed: false };
         Self { state: RwLock::new(state), limits }
     }
 
@@ -150,8 +123,9 @@ impl Shared {
     }
 
     pub(super) fn get(&self, key: &str) -> Option<Entry> {
-        let kept = self.state.read().objects.get(key).map(|found| found.0.clone());
-        kept.map(|kept| kept.entry())
+        let stored = self.state.read().objects.get(key).map(|found| found.0.clone());
+        // Decompression happens outside the lock.
+        stored.map(|stored| stored.entry())
     }
 
     pub(super) fn list(&self, range: Range<'_>) -> Result<Snapshot, ListError> {
@@ -160,59 +134,62 @@ impl Shared {
         if asked > state.revision {
             return Err(ListError::Future { asked, current: state.revision });
         }
-        if asked < state.compacted {
-            return Err(ListError::TooOld { asked, oldest: state.compacted });
+        let oldest = state.history.compacted();
+        if asked < oldest {
+            return Err(ListError::TooOld { asked, oldest });
         }
         let start = range.from.filter(|from| *from > range.prefix).unwrap_or(range.prefix);
         let current = state
             .objects
             .range::<str, _>((Bound::Included(start), Bound::Unbounded))
             .map(|found| &found.0)
-            .take_while(|kept| kept.key.starts_with(range.prefix));
-        // What the keys that changed since then were; the oldest change of each, looked at last, tells.
-        let mut undone: BTreeMap<&str, Option<&Kept>> = BTreeMap::new();
-        for past in state.history.iter().rev().take_while(|past| past.revision > asked) {
-            let key = past.key();
+            .take_while(|entry| entry.key.starts_with(range.prefix));
+        // For each key that changed after `asked`: its entry at that revision, which is the old value of its oldest
+        // change. The newest changes come first, so that the oldest overwrites the others.
+        let mut reverted: BTreeMap<&str, Option<&StoredEntry>> = BTreeMap::new();
+        for change in state.history.after(asked).rev() {
+            let key = change.key();
             if key >= start && key.starts_with(range.prefix) {
-                undone.insert(key, past.old.as_ref());
+                reverted.insert(key, change.old.as_ref());
             }
         }
-        let mut kept = Vec::new();
-        let mut more = 0;
-        let mut take = |found: &Kept| match range.limit {
-            Some(limit) if kept.len() >= limit => more += 1,
-            _ => kept.push(found.clone()),
+        let mut stored = Vec::new();
+        let mut remaining = 0;
+        let mut add = |entry: &StoredEntry| match range.limit {
+            Some(limit) if stored.len() >= limit => remaining += 1,
+            _ => stored.push(entry.clone()),
         };
-        let mut undone = undone.into_iter().peekable();
-        for found in current {
-            while let Some((_, old)) = undone.next_if(|(key, _)| **key < *found.key) {
-                old.into_iter().for_each(&mut take);
+        let mut reverted = reverted.into_iter().peekable();
+        for entry in current {
+            while let Some((_, old)) = reverted.next_if(|(key, _)| **key < *entry.key) {
+                old.into_iter().for_each(&mut add);
             }
-            match undone.next_if(|(key, _)| **key == *found.key) {
-                Some((_, old)) => old.into_iter().for_each(&mut take),
-                None => take(found),
+            match reverted.next_if(|(key, _)| **key == *entry.key) {
+                Some((_, old)) => old.into_iter().for_each(&mut add),
+                None => add(entry),
             }
         }
-        undone.filter_map(|(_, old)| old).for_each(&mut take);
-        Ok(Snapshot { revision: asked, kept, more })
+        reverted.filter_map(|(_, old)| old).for_each(&mut add);
+        Ok(Snapshot { revision: asked, stored, remaining })
     }
 
-    pub(super) fn watch(shared: &Arc<Self>, prefix: &str, after: Revision) -> Result<Cursor, WatchError> {
+    pub(super) fn watch(shared: &Arc<Self>, prefix: &str, after: Revision) -> Result<WatchCursor, WatchError> {
         let mut state = shared.state.write();
         if after > state.revision {
             return Err(WatchError::Future { asked: after, current: state.revision });
         }
-        let (events, behind) = state.after(prefix, after)?;
-        let queue = Queue { events, behind, waker: None, closed: state.closed };
+        let (events, resume_after) = state.events_after(prefix, after)?;
+        let queue = WatchQueue { events, resume_after, waker: None, closed: state.closed };
         let watch = Arc::new(Watch { prefix: prefix.into(), queue: Mutex::new(queue) });
         state.watches.push(Arc::downgrade(&watch));
         drop(state);
-        Ok(Cursor { shared: shared.clone(), watch, delivered: after })
+        Ok(WatchCursor { shared: shared.clone(), watch, delivered: after })
     }
 
-    /// Makes durable changes visible, in order, and returns who waits for them. Only the writer calls this.
+    /// Makes durable changes visible, in order. Returns the wakers of the watches that wait for them; the caller wakes
+    /// them after it has answered the writes. Only the writer calls this.
     pub(super) fn publish(&self, changes: Vec<Change>) -> Vec<Waker> {
-        let mut wake = Vec::new();
+        let mut wakers = Vec::new();
         let mut state = self.state.write();
         let mut live = Vec::with_capacity(state.watches.len());
         state.watches.retain(|weak| match weak.upgrade() {
@@ -227,26 +204,24 @@ impl Shared {
             let event = Arc::new(event);
             for watch in live.iter().filter(|w| event.key().starts_with(&w.prefix)) {
                 let mut queue = watch.queue.lock();
-                if queue.behind.is_none() {
-                    if queue.events.len() < QUEUE {
-                        queue.events.push_back(Queued::Fresh(event.clone()));
+                if queue.resume_after.is_none() {
+                    if queue.events.len() < MAX_QUEUED_EVENTS {
+                        queue.events.push_back(QueuedEvent::Live(event.clone()));
                     } else {
-                        queue.behind = queue.events.back().map(Queued::revision);
+                        queue.resume_after = queue.events.back().map(QueuedEvent::revision);
                     }
                 }
-                wake.extend(queue.waker.take());
+                wakers.extend(queue.waker.take());
             }
         }
-        let excess = state.excess(&self.limits);
-        state.forget(excess);
-        wake
+        state.history.enforce(&self.limits);
+        wakers
     }
 
     pub(super) fn compact(&self, revision: Revision) {
         let mut state = self.state.write();
-        let count = state.history.iter().take_while(|e| e.revision <= revision).count();
-        state.forget(count);
-        state.compacted = state.compacted.max(revision.min(state.revision));
+        let revision = revision.min(state.revision);
+        state.history.compact(revision);
     }
 
     pub(super) fn close(&self) {
@@ -265,84 +240,65 @@ impl Shared {
 }
 
 impl State {
-    fn apply(&mut self, event: &Event, new: Option<Kept>) {
+    fn apply(&mut self, event: &Event, new: Option<StoredEntry>) {
         self.revision = event.revision;
         let old = match &new {
-            Some(new) => self.objects.replace(ByKey(new.clone())),
+            Some(new) => self.objects.replace(EntryByKey(new.clone())),
             None => self.objects.take(event.key()),
         };
-        let past = Past { revision: event.revision, new, old: old.map(|old| old.0) };
-        self.history_bytes += weight(&past);
-        self.history.push_back(past);
+        self.history.push(HistoryEntry { revision: event.revision, new, old: old.map(|old| old.0) });
     }
 
-    /// The next events after a revision, and from where to go on if there are more than fit in a queue.
-    fn after(&self, prefix: &str, after: Revision) -> Result<(VecDeque<Queued>, Option<Revision>), WatchError> {
-        if after < self.compacted {
-            return Err(WatchError::TooOld { asked: after, oldest: self.compacted });
+    /// The next events after a revision, at most as many as a queue holds. If there may be more, also the revision
+    /// after which to continue.
+    fn events_after(
+        &self,
+        prefix: &str,
+        after: Revision,
+    ) -> Result<(VecDeque<QueuedEvent>, Option<Revision>), WatchError> {
+        let oldest = self.history.compacted();
+        if after < oldest {
+            return Err(WatchError::TooOld { asked: after, oldest });
         }
-        let start = self.history.partition_point(|e| e.revision <= after);
-        let found = self.history.range(start..).filter(|past| past.key().starts_with(prefix));
-        let events: VecDeque<_> = found.take(QUEUE).cloned().map(Queued::Past).collect();
-        let behind = events.back().filter(|_| events.len() == QUEUE).map(Queued::revision);
-        Ok((events, behind))
-    }
-
-    fn excess(&self, limits: &History) -> usize {
-        let mut count = self.history.len().saturating_sub(limits.events);
-        let mut bytes: usize = self.history_bytes - self.history.range(..count).map(weight).sum::<usize>();
-        while bytes > limits.bytes && count < self.history.len() {
-            bytes -= weight(&self.history[count]);
-            count += 1;
-        }
-        count
-    }
-
-    fn forget(&mut self, count: usize) {
-        for past in self.history.drain(..count) {
-            self.history_bytes -= weight(&past);
-            self.compacted = past.revision;
-        }
+        let matching = self.history.after(after).filter(|change| change.key().starts_with(prefix));
+        let events: VecDeque<_> = matching.take(MAX_QUEUED_EVENTS).cloned().map(QueuedEvent::History).collect();
+        let resume_after = events.back().filter(|_| events.len() == MAX_QUEUED_EVENTS).map(QueuedEvent::revision);
+        Ok((events, resume_after))
     }
 }
 
-/// The bytes that only the history keeps: the value the change replaced.
-fn weight(past: &Past) -> usize {
-    past.old.as_ref().map_or(0, |old| old.value.bytes().len())
-}
-
-impl Watcher for Cursor {
+impl Watcher for WatchCursor {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Arc<Event>, WatchError>> {
         loop {
             let mut queue = self.watch.queue.lock();
             if let Some(queued) = queue.events.pop_front() {
                 drop(queue);
                 self.delivered = queued.revision();
-                return Poll::Ready(Ok(queued.event()));
+                return Poll::Ready(Ok(queued.into_event()));
             }
             if queue.closed {
                 return Poll::Ready(Err(WatchError::Closed));
             }
-            let Some(behind) = queue.behind else {
+            let Some(resume_after) = queue.resume_after else {
                 queue.waker = Some(cx.waker().clone());
                 return Poll::Pending;
             };
             // Lock order: the state before a queue, as in `publish`.
             drop(queue);
             let state = self.shared.state.read();
-            let (events, behind) = match state.after(&self.watch.prefix, behind) {
+            let (events, resume_after) = match state.events_after(&self.watch.prefix, resume_after) {
                 Ok(found) => found,
                 Err(error) => return Poll::Ready(Err(error)),
             };
             let mut queue = self.watch.queue.lock();
-            (queue.events, queue.behind) = (events, behind);
+            (queue.events, queue.resume_after) = (events, resume_after);
         }
     }
 
     fn progress(&mut self) -> Revision {
         let state = self.shared.state.read();
         let queue = self.watch.queue.lock();
-        if queue.events.is_empty() && queue.behind.is_none() {
+        if queue.events.is_empty() && queue.resume_after.is_none() {
             self.delivered = state.revision;
         }
         self.delivered

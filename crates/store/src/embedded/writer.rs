@@ -1,5 +1,5 @@
-//! The single writer: takes everything that is queued, checks each request against memory, makes the batch durable in
-//! one transaction, publishes it and only then answers.
+//! The single writer: takes the queued requests, checks each against the state in memory, makes the batch durable with
+//! one append to the log, publishes it, and only then answers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,14 +9,15 @@ use std::task::Waker;
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use super::disk::Disk;
-use super::state::Shared;
-use super::statistics::Statistics;
-use crate::{Entry, Event, Revision, WriteError};
+use super::commit::Committer;
+use super::state::SharedState;
+use super::statistics::StoreStatistics;
+use crate::entry::{Entry, Event, Revision};
+use crate::error::WriteError;
 
-/// Bounds a batch, so that the first request in it does not wait for an endless queue.
-const BATCH: usize = 1024;
-const BATCH_BYTES: usize = 8 << 20;
+/// A batch is limited, so that its first request does not wait for an endless queue.
+const MAX_BATCH_REQUESTS: usize = 1024;
+const MAX_BATCH_BYTES: usize = 8 << 20;
 
 pub(super) enum Operation {
     Create(Bytes),
@@ -24,82 +25,95 @@ pub(super) enum Operation {
     Delete(Revision),
 }
 
-pub(super) struct Request {
+/// A write and the channel for its result.
+pub(super) struct WriteRequest {
     pub(super) key: Arc<str>,
     pub(super) operation: Operation,
     pub(super) reply: oneshot::Sender<Result<Revision, WriteError>>,
 }
 
-type Answer = (oneshot::Sender<Result<Revision, WriteError>>, Arc<str>, Result<Revision, WriteError>);
+/// The result of a write, to be sent once the batch is durable.
+struct PendingReply {
+    reply: oneshot::Sender<Result<Revision, WriteError>>,
+    key: Arc<str>,
+    result: Result<Revision, WriteError>,
+}
 
-pub(super) fn run(mut disk: Disk, shared: &Shared, statistics: &Statistics, requests: &Receiver<Request>) {
+/// Writes until the queue is closed and empty.
+pub(super) fn run(
+    mut committer: Committer,
+    shared: &SharedState,
+    statistics: &StoreStatistics,
+    requests: &Receiver<WriteRequest>,
+) {
     while let Ok(first) = requests.recv() {
         let mut batch = vec![first];
         let mut bytes = 0;
-        while batch.len() < BATCH && bytes < BATCH_BYTES {
+        while batch.len() < MAX_BATCH_REQUESTS && bytes < MAX_BATCH_BYTES {
             let Ok(next) = requests.try_recv() else { break };
             if let Operation::Create(value) | Operation::Update(_, value) = &next.operation {
                 bytes += value.len();
             }
             batch.push(next);
         }
-        write(&mut disk, shared, statistics, batch);
+        write(&mut committer, shared, statistics, batch);
     }
-    disk.close();
+    committer.close();
 }
 
-fn write(disk: &mut Disk, shared: &Shared, statistics: &Statistics, batch: Vec<Request>) {
-    let (events, answers) = plan(shared, batch);
+fn write(committer: &mut Committer, shared: &SharedState, statistics: &StoreStatistics, batch: Vec<WriteRequest>) {
+    let (events, replies) = plan(shared, batch);
     let outcome = match events.is_empty() {
         true => Ok(Vec::new()),
-        false => disk.commit(events),
+        false => committer.commit(events),
     };
     match outcome {
         Ok(changes) => {
             cleat_crash::point("store:committed");
-            let watchers = match changes.is_empty() {
+            let wakers = match changes.is_empty() {
                 true => Vec::new(),
                 false => {
-                    statistics.committed(changes.len());
+                    statistics.count_commit(changes.len());
                     shared.publish(changes)
                 }
             };
-            for (reply, _, result) in answers {
-                // The requester may have stopped waiting; the write stands.
+            for PendingReply { reply, result, .. } in replies {
+                // Fails if the caller has stopped waiting; the write stands.
                 let _ = reply.send(result);
             }
-            // Last: whoever writes and watches need not read from the watch what the answer brings, in most cases.
-            watchers.into_iter().for_each(Waker::wake);
+            // After the replies: a component that writes and watches then mostly learns of its write from the reply,
+            // and need not decode the watch event.
+            wakers.into_iter().for_each(Waker::wake);
         }
         Err(error) => {
-            statistics.failed();
-            tracing::error!(%error, writes = answers.len(), "store commit failed");
+            statistics.count_failure();
+            tracing::error!(%error, writes = replies.len(), "store commit failed");
             let source: Arc<dyn std::error::Error + Send + Sync> = Arc::new(error);
-            for (reply, key, _) in answers {
-                // Refusals too: one may rest on a write of the same batch, so it is no surer than that write.
+            for PendingReply { reply, key, .. } in replies {
+                // Also for requests that were refused: the refusal may follow from a write of the same batch.
                 let _ = reply.send(Err(WriteError::Uncertain { key: key.to_string(), source: source.clone() }));
             }
         }
     }
 }
 
-/// Decides every request in order, each seeing the effects of those before it. Writes nothing.
-fn plan(shared: &Shared, batch: Vec<Request>) -> (Vec<Event>, Vec<Answer>) {
+/// Decides the requests in order; each observes the effects of those before it. Writes nothing.
+fn plan(shared: &SharedState, batch: Vec<WriteRequest>) -> (Vec<Event>, Vec<PendingReply>) {
     let mut revision = shared.revision();
-    let mut ahead: HashMap<Arc<str>, Option<Entry>> = HashMap::new();
+    let mut planned: HashMap<Arc<str>, Option<Entry>> = HashMap::new();
     let mut events = Vec::with_capacity(batch.len());
-    let mut answers = Vec::with_capacity(batch.len());
-    for Request { key, operation, reply } in batch {
-        let current = ahead.get(&key).cloned().unwrap_or_else(|| shared.get(&key));
+    let mut replies = Vec::with_capacity(batch.len());
+    for WriteRequest { key, operation, reply } in batch {
+        let current = planned.get(&key).cloned().unwrap_or_else(|| shared.get(&key));
         let result = decide(&key, operation, current, revision + 1).map(|event| {
             revision = event.revision;
-            ahead.insert(key.clone(), event.new.clone());
+            planned.insert(key.clone(), event.new.clone());
             events.push(event);
             revision
         });
-        answers.push((reply, key, result));
+        replies.push(PendingReply { reply, key, result });
     }
-    (events, answers)
+    (events, replies)
 }
 
 fn decide(
@@ -108,17 +122,17 @@ fn decide(
     current: Option<Entry>,
     revision: Revision,
 ) -> Result<Event, WriteError> {
-    let named = || key.to_string();
+    let key_name = || key.to_string();
     let expect = |expected: Revision, current: Option<Entry>| match current {
-        None => Err(WriteError::Missing { key: named() }),
+        None => Err(WriteError::Missing { key: key_name() }),
         Some(found) if found.modified != expected => {
-            Err(WriteError::Conflict { key: named(), expected, current: found })
+            Err(WriteError::Conflict { key: key_name(), expected, current: found })
         }
         Some(found) => Ok(found),
     };
     match operation {
         Operation::Create(value) => match current {
-            Some(current) => Err(WriteError::Exists { key: named(), current }),
+            Some(current) => Err(WriteError::Exists { key: key_name(), current }),
             None => {
                 let new = Entry { key: key.clone(), value, created: revision, modified: revision };
                 Ok(Event { revision, new: Some(new), old: None })

@@ -134,7 +134,7 @@ impl<K: Resource + Packable> Assumable<K> {
 
     /// Nothing is expected to happen to it soon.
     pub(super) fn packed(self, sort: &mut Compressor) -> Self {
-        Self { base: self.base.packed(sort), ..self }
+        Self { base: self.base.into_packed(sort), ..self }
     }
 }
 
