@@ -16,6 +16,7 @@ pub mod pod;
 pub mod quantity;
 pub mod selector;
 pub mod toleration;
+pub mod transport;
 
 pub use handed::{Answer, Handed};
 pub use k8s_openapi;

@@ -5,7 +5,7 @@ use std::any::Any;
 use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock};
 
-use cleat_api::Handed;
+use cleat_api::transport::TypedBody;
 use jiff::Timestamp;
 use k8s_openapi::Metadata;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -192,8 +192,8 @@ pub trait Kind: Send + Sync {
     fn name_rule(&self) -> NameRule;
     /// Fields the kind does not have are dropped; `strict` tells about them.
     fn decode(&self, source: Source<'_>) -> Result<Box<dyn Object>, serde_json::Error>;
-    /// An object of the kind that came as it is.
-    fn adopt(&self, _handed: &Handed) -> Option<Box<dyn Object>> {
+    /// Takes the object out of a body that was not encoded, if it is of this kind's type.
+    fn adopt(&self, _body: &TypedBody) -> Option<Box<dyn Object>> {
         None
     }
     fn default(&self, object: &mut dyn Object);
@@ -317,8 +317,8 @@ impl<S: Strategy> Kind for Erased<S> {
         self.conversion().is_none() && !matches!(d.plural.as_str(), "events" | "customresourcedefinitions")
     }
 
-    fn adopt(&self, handed: &Handed) -> Option<Box<dyn Object>> {
-        handed.take::<S::Object>().map(|object| object as Box<dyn Object>)
+    fn adopt(&self, body: &TypedBody) -> Option<Box<dyn Object>> {
+        body.take::<S::Object>().map(|object| object as Box<dyn Object>)
     }
 
     fn default(&self, object: &mut dyn Object) {

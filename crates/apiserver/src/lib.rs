@@ -17,6 +17,7 @@ mod handler;
 mod http;
 mod kubeconfig;
 mod limits;
+mod local_transport;
 mod metrics;
 mod openapi;
 mod review;
@@ -33,12 +34,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::http::{Request, Response};
-use bytes::Bytes;
+use ::http::Request;
+use cleat_api::transport::Transport;
 use cleat_store::embedded::{Encryptor, HistoryLimits};
 use cleat_store::{EmbeddedStore, Store};
-use futures::future::BoxFuture;
-use http_body_util::{BodyExt as _, Full};
 use k8s_openapi::api::core::v1::Namespace;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -58,7 +57,8 @@ pub use cleat_auth::pki::PkiError;
 use cleat_registry::catalog::Catalog;
 use cleat_registry::reader::ObjectReader;
 pub use cleat_store::embedded::KeyFileError;
-use http::body::ApiBody;
+use http::body::HttpBody;
+use local_transport::LocalTransport;
 pub use limits::Limits;
 use metrics::Metrics;
 use security::Security;
@@ -139,9 +139,6 @@ pub enum OpenError {
     #[error("cannot make the namespace {name}: {why}")]
     Seed { name: &'static str, why: String },
 }
-
-/// A call into the server, which need not be sent anywhere.
-pub type Direct = dyn Fn(Request<Bytes>) -> BoxFuture<'static, Response<Bytes>> + Send + Sync;
 
 /// A running API on an embedded store.
 pub struct ApiServer {
@@ -234,33 +231,10 @@ impl ApiServer {
         self.client_of(Caller::component(user))
     }
 
-    /// The same component without a client around it: each call goes straight into the server, on the caller's task, and
-    /// brings the whole answer. That of a watch comes when it ends. A write with a [`cleat_api::Handed`] is answered with
-    /// a [`cleat_api::Answer`] where the kind has that type.
-    pub fn direct(&self, user: &str) -> Arc<Direct> {
-        let api = Arc::downgrade(&self.api);
-        let peer = Peer::Internal(Arc::new(Caller::component(user)));
-        Arc::new(move |request: Request<Bytes>| {
-            let (api, peer) = (api.upgrade(), peer.clone());
-            Box::pin(async move {
-                let answer = match api {
-                    Some(api) => {
-                        let closing = api.closing.clone();
-                        handler::handle(api, request.map(Full::new), peer, closing).await
-                    }
-                    None => handler::unavailable(),
-                };
-                let (parts, body) = answer.into_parts();
-                let body = match body {
-                    ApiBody::Full(bytes) => bytes.unwrap_or_default(),
-                    streamed => match streamed.collect().await {
-                        Ok(all) => all.to_bytes(),
-                        Err(never) => match never {},
-                    },
-                };
-                Response::from_parts(parts, body)
-            })
-        })
+    /// A component inside the process with the rights that roles grant `user`, for components of Cleat: requests run on the
+    /// caller's task, and objects are passed without encoding.
+    pub fn transport(&self, user: &str) -> Arc<dyn Transport> {
+        Arc::new(LocalTransport::new(&self.api, Caller::component(user)))
     }
 
     fn client_of(&self, caller: Caller) -> kube::Client {
@@ -272,7 +246,7 @@ impl ApiServer {
                 Ok::<_, Infallible>(match api {
                     Some(api) => {
                         let closing = api.closing.clone();
-                        handler::handle(api, request, peer, closing).await
+                        handler::handle(api, request.map(HttpBody), peer, closing).await
                     }
                     None => handler::unavailable(),
                 })

@@ -22,6 +22,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::api::Api;
 use crate::handler;
+use crate::http::body::HttpBody;
 use cleat_auth::authenticate::{Caller, Peer};
 use cleat_auth::pki::Pki;
 
@@ -116,7 +117,7 @@ async fn connection(api: Arc<Api>, socket: TcpStream, tls: TlsAcceptor, stop: Ca
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         asked.store(true, Ordering::Relaxed);
         let (api, peer, closing) = (api.clone(), peer.clone(), closing.clone());
-        async move { Ok::<_, Infallible>(handler::handle(api, request, peer, closing).await) }
+        async move { Ok::<_, Infallible>(handler::handle(api, request.map(HttpBody), peer, closing).await) }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(limits.headers).max_buf_size(BUFFER);

@@ -1,6 +1,7 @@
 //! GET of one object, and the rendering of one object in the form the client negotiated.
 
 use bytes::BytesMut;
+use cleat_api::transport::AcceptedReply;
 use cleat_apimachinery::address::ObjectAddress;
 use http::StatusCode;
 use serde_json::json;
@@ -30,11 +31,11 @@ pub(crate) async fn get(api: &Api, call: &Call, at: ObjectAddress<'_>) -> Result
 /// What a write has made; whoever is in this process and knows its type gets it as it is.
 pub(crate) fn written(call: &Call, kind: &dyn Kind, code: StatusCode, written: Written) -> Result<Reply, ApiError> {
     let Written { stored, object } = written;
-    if let Some(handed) = &call.handed
+    if call.body.accepted_reply() != AcceptedReply::Encoded
         && matches!(negotiate(call.accept.as_deref(), Shape::Item)?, Form::Plain)
-        && let Some(answer) = handed.answer(object)
+        && let Some(reply) = call.body.accepted_reply().reply(object)
     {
-        return Ok(Reply::handed(code, answer));
+        return Ok(Reply::object(code, reply));
     }
     one(call, kind, code, &stored)
 }

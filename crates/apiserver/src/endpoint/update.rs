@@ -3,6 +3,7 @@
 use cleat_apimachinery::address::ObjectAddress;
 use cleat_apimachinery::managed_fields::Current;
 use cleat_apimachinery::part::ObjectPart;
+use cleat_api::transport::AcceptedReply;
 use http::StatusCode;
 
 use super::decode::Sent;
@@ -60,7 +61,7 @@ pub(crate) async fn patch(api: &Api, call: &Call, at: ObjectAddress<'_>, part: O
             let mut object = holds.apply(current);
             // Whom an object belongs to that goes with this is nobody's business any more, unless they are told.
             let goes = object.meta().deletion_timestamp.is_some() && is_free(at.kind, &*object);
-            let owners = match goes && call.handed.is_some() {
+            let owners = match goes && call.body.accepted_reply() != AcceptedReply::Encoded {
                 true => current.divided.owners.clone(),
                 false => tracker.updated(&current.divided, &mut *object, None),
             };

@@ -7,8 +7,7 @@ mod health;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use bytes::Bytes;
-use cleat_api::Handed;
+use cleat_api::transport::RequestBody;
 use cleat_apimachinery::error::ApiError;
 use cleat_auth::actor::Actor;
 use cleat_auth::audit;
@@ -19,7 +18,7 @@ use http::{HeaderMap, Method, Request, Response, StatusCode};
 use tokio_util::sync::CancellationToken;
 
 use crate::api::Api;
-use crate::http::body::{self, ApiBody};
+use crate::http::body::{ApiBody, IncomingBody};
 use crate::http::query::Query;
 use crate::http::reply::{self, Reply};
 use crate::http::route::{self, Route};
@@ -33,8 +32,7 @@ pub(crate) async fn handle<B>(
     closing: CancellationToken,
 ) -> Response<ApiBody>
 where
-    B: http_body::Body<Data = Bytes>,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    B: IncomingBody,
 {
     let begun = Instant::now();
     let (parts, body) = request.into_parts();
@@ -51,7 +49,7 @@ where
     let outcome = match &admitted {
         // Whoever may not do what the path says does not get to send a body either.
         Err(error) => Err(error.clone()),
-        Ok(caller) => match body::read(body, api.limits.body).await {
+        Ok(caller) => match body.read(api.limits.body).await {
             Ok(body) => {
                 let actor = Actor::Client { caller: caller.clone(), verb: asked.verb };
                 Box::pin(answer(&api, parts, route, query, body, actor, caller, closing)).await
@@ -102,15 +100,14 @@ pub(crate) fn unavailable() -> Response<ApiBody> {
 
 async fn answer(
     api: &Arc<Api>,
-    mut parts: Parts,
+    parts: Parts,
     route: Route,
     query: Query,
-    body: Bytes,
+    body: RequestBody,
     actor: Actor,
     caller: &Caller,
     closing: CancellationToken,
 ) -> Result<Reply, ApiError> {
-    let handed = parts.extensions.remove::<Handed>();
     let header = |name| parts.headers.get(name).and_then(|v: &http::HeaderValue| v.to_str().ok());
     let accept = header(ACCEPT);
     let kinds = api.kinds();
@@ -153,8 +150,7 @@ async fn answer(
                 method: parts.method,
                 actor,
                 body,
-                handed,
-                said: OnceLock::new(),
+                encoded_object: OnceLock::new(),
                 closing,
             };
             match review::find(&target.group, &target.version, &target.plural) {
@@ -171,13 +167,14 @@ fn page_not_found() -> Reply {
 }
 
 /// Bodies in other encodings are turned into JSON at the door, so that nothing behind it has to know of them.
-fn as_json(content_type: Option<&str>, body: Bytes) -> Result<(Option<String>, Bytes), ApiError> {
+fn as_json(content_type: Option<&str>, body: RequestBody) -> Result<(Option<String>, RequestBody), ApiError> {
     let is_protobuf = content_type.is_some_and(|t| t.starts_with(protobuf::MEDIA_TYPE));
-    if !is_protobuf || body.is_empty() {
-        return Ok((content_type.map(Into::into), body));
-    }
-    match protobuf::decode(&body) {
-        Ok(value) => Ok((Some(reply::JSON.into()), value.to_string().into())),
+    let bytes = match body {
+        RequestBody::Encoded(bytes, _) if is_protobuf && !bytes.is_empty() => bytes,
+        other => return Ok((content_type.map(Into::into), other)),
+    };
+    match protobuf::decode(&bytes) {
+        Ok(value) => Ok((Some(reply::JSON.into()), RequestBody::encoded(value.to_string()))),
         Err(protobuf::ProtobufError::UnknownKind(_)) => Err(ApiError::UnsupportedMediaType(reply::JSON)),
         Err(error) => Err(ApiError::BadRequest(error.to_string())),
     }

@@ -6,6 +6,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use cleat_api::transport::{RequestBody, TypedReply};
 use futures::{Stream, StreamExt};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
@@ -14,10 +15,12 @@ use cleat_apimachinery::error::ApiError;
 
 pub(crate) const REQUEST_LIMIT: usize = 3 << 20;
 
-/// A response body: whole, or produced as it is read.
+/// A response body: whole, produced as it is read, or an object for a caller in this process.
 pub(crate) enum ApiBody {
     Full(Option<Bytes>),
     Stream(Pin<Box<dyn Stream<Item = Bytes> + Send>>),
+    /// Only for callers that accept it: HTTP shows it as an empty body.
+    Object(TypedReply),
 }
 
 impl ApiBody {
@@ -28,7 +31,7 @@ impl ApiBody {
     /// Keeps something alive as long as the body is being sent.
     pub(crate) fn holding(self, guard: impl Send + 'static) -> Self {
         match self {
-            Self::Full(_) => self,
+            Self::Full(_) | Self::Object(_) => self,
             Self::Stream(stream) => Self::stream(stream.inspect(move |_| {
                 let _held = &guard;
             })),
@@ -48,35 +51,58 @@ impl Body for ApiBody {
         match &mut *self {
             Self::Full(bytes) => Poll::Ready(bytes.take().filter(|b| !b.is_empty()).map(|b| Ok(Frame::data(b)))),
             Self::Stream(stream) => stream.as_mut().poll_next(cx).map(|next| next.map(|b| Ok(Frame::data(b)))),
+            Self::Object(_) => Poll::Ready(None),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(self, Self::Full(bytes) if bytes.as_ref().is_none_or(Bytes::is_empty))
+        match self {
+            Self::Full(bytes) => bytes.as_ref().is_none_or(Bytes::is_empty),
+            Self::Stream(_) => false,
+            Self::Object(_) => true,
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |b| b.len() as u64)),
             Self::Stream(_) => SizeHint::default(),
+            Self::Object(_) => SizeHint::with_exact(0),
         }
     }
 }
 
-/// The whole body; one that does not come in time costs its sender the request.
-pub(crate) async fn read<B>(body: B, patience: Duration) -> Result<Bytes, ApiError>
+/// A request body that has not been read yet.
+pub(crate) trait IncomingBody {
+    /// Reads the whole body. A client that does not send it within `timeout` loses the request.
+    fn read(self, timeout: Duration) -> impl Future<Output = Result<RequestBody, ApiError>> + Send;
+}
+
+/// The body of a request that came over HTTP.
+pub(crate) struct HttpBody<B>(pub(crate) B);
+
+impl<B> IncomingBody for HttpBody<B>
 where
-    B: Body<Data = Bytes>,
+    B: Body<Data = Bytes> + Send,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    if body.is_end_stream() {
-        return Ok(Bytes::new());
+    async fn read(self, timeout: Duration) -> Result<RequestBody, ApiError> {
+        if self.0.is_end_stream() {
+            return Ok(RequestBody::encoded(Bytes::new()));
+        }
+        let reading = Limited::new(self.0, REQUEST_LIMIT).collect();
+        let Ok(outcome) = tokio::time::timeout(timeout, reading).await else { return Err(ApiError::Slow) };
+        match outcome {
+            Ok(collected) => Ok(RequestBody::encoded(collected.to_bytes())),
+            Err(error) if error.is::<LengthLimitError>() => Err(ApiError::TooLarge { limit: REQUEST_LIMIT }),
+            Err(error) => Err(ApiError::BadRequest(format!("cannot read the body: {error}"))),
+        }
     }
-    let reading = Limited::new(body, REQUEST_LIMIT).collect();
-    let Ok(outcome) = tokio::time::timeout(patience, reading).await else { return Err(ApiError::Slow) };
-    match outcome {
-        Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(ApiError::TooLarge { limit: REQUEST_LIMIT }),
-        Err(error) => Err(ApiError::BadRequest(format!("cannot read the body: {error}"))),
+}
+
+/// The body of a request from this process is complete.
+impl IncomingBody for RequestBody {
+    async fn read(self, _timeout: Duration) -> Result<RequestBody, ApiError> {
+        Ok(self)
     }
 }

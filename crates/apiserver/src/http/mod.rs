@@ -14,7 +14,7 @@ mod warning;
 use std::sync::OnceLock;
 
 use bytes::Bytes;
-use cleat_api::Handed;
+use cleat_api::transport::RequestBody;
 use cleat_apimachinery::kind::{Kind, Object};
 use cleat_auth::actor::Actor;
 use http::Method;
@@ -31,31 +31,30 @@ pub(crate) struct Call {
     pub(crate) agent: String,
     /// On whose behalf the request is carried out.
     pub(crate) actor: Actor,
-    pub(crate) body: Bytes,
-    /// From a component of this process: an object in place of a body, or the type of the answer.
-    pub(crate) handed: Option<Handed>,
-    /// What the object that was handed over says.
-    pub(crate) said: OnceLock<Bytes>,
+    pub(crate) body: RequestBody,
+    /// The encoded form of an object that came instead of an encoded body. Set when it is first needed.
+    pub(crate) encoded_object: OnceLock<Bytes>,
     /// Ends streams when the connection's server stops.
     pub(crate) closing: CancellationToken,
 }
 
 impl Call {
-    /// What the body says, or the object in its place.
+    /// The encoded body. An object that came instead of one is encoded once.
     pub(crate) fn text(&self) -> &Bytes {
-        match &self.handed {
-            Some(handed) if self.body.is_empty() => {
-                self.said.get_or_init(|| handed.text().map(Bytes::from).unwrap_or_default())
+        match &self.body {
+            RequestBody::Encoded(bytes, _) => bytes,
+            RequestBody::Object(body) => {
+                self.encoded_object.get_or_init(|| body.encode().map(Bytes::from).unwrap_or_default())
             }
-            _ => &self.body,
         }
     }
 
-    /// The object in place of a body, if there is one that the kind knows. Whoever asks again reads what it `says`.
-    pub(crate) fn adopted<T>(&self, kind: &dyn Kind, says: impl FnOnce(Box<dyn Object>) -> (T, Bytes)) -> Option<T> {
-        let object = kind.adopt(self.handed.as_ref().filter(|_| self.body.is_empty())?)?;
-        let (made, text) = says(object);
-        self.said.get_or_init(|| text);
+    /// Takes the object of a body that was not encoded, if it is of the kind's type. `encode` uses it and returns its encoded
+    /// form, which [`Call::text`] returns from then on.
+    pub(crate) fn adopted<T>(&self, kind: &dyn Kind, encode: impl FnOnce(Box<dyn Object>) -> (T, Bytes)) -> Option<T> {
+        let RequestBody::Object(body) = &self.body else { return None };
+        let (made, text) = encode(kind.adopt(body)?);
+        self.encoded_object.get_or_init(|| text);
         Some(made)
     }
 }

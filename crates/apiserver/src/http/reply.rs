@@ -1,7 +1,7 @@
 //! Building HTTP responses: objects, Status, plain text, warnings.
 
 use bytes::{Bytes, BytesMut};
-use cleat_api::Answer;
+use cleat_api::transport::TypedReply;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, HeaderName, HeaderValue, RETRY_AFTER, VARY, WARNING};
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
@@ -20,8 +20,6 @@ pub(crate) struct Reply {
     pub(crate) warnings: Vec<String>,
     /// Beyond those every answer has; one of the same name replaces it.
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
-    /// In the place of a body.
-    pub(crate) handed: Option<Answer>,
 }
 
 impl Reply {
@@ -32,12 +30,12 @@ impl Reply {
             body: ApiBody::full(body),
             warnings: Vec::new(),
             headers: Vec::new(),
-            handed: None,
         }
     }
 
-    pub(crate) fn handed(code: StatusCode, handed: Answer) -> Self {
-        Self { handed: Some(handed), ..Self::bytes(code, Bytes::new()) }
+    /// For a caller in this process that accepts the object without encoding.
+    pub(crate) fn object(code: StatusCode, object: TypedReply) -> Self {
+        Self { body: ApiBody::Object(object), ..Self::bytes(code, Bytes::new()) }
     }
 
     pub(crate) fn buffer(code: StatusCode, mut body: BytesMut) -> Self {
@@ -114,9 +112,6 @@ impl Reply {
         }
         for value in super::warning::headers(&self.warnings) {
             headers.append(WARNING, value);
-        }
-        if let Some(handed) = self.handed {
-            response.extensions_mut().insert(handed);
         }
         response
     }
