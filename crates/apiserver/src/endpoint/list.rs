@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use bytes::{BufMut, Bytes, BytesMut};
-use cleat_store::{StoredEntry, ListError, Range, Revision};
+use cleat_store::{ListError, Range, Revision, StoredEntry};
 use http::StatusCode;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};

@@ -1,9 +1,9 @@
 //! PUT and PATCH.
 
+use cleat_api::transport::AcceptedReply;
 use cleat_apimachinery::address::ObjectAddress;
 use cleat_apimachinery::managed_fields::Current;
 use cleat_apimachinery::part::ObjectPart;
-use cleat_api::transport::AcceptedReply;
 use http::StatusCode;
 
 use super::decode::Sent;

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
-use cleat_store::{Entry, Event, StoredEntry, Range, Revision, WatchError, Watcher};
+use cleat_store::{Entry, Event, Range, Revision, StoredEntry, WatchError, Watcher};
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};

@@ -24,13 +24,7 @@ pub(crate) struct Reply {
 
 impl Reply {
     pub(crate) fn bytes(code: StatusCode, body: impl Into<Bytes>) -> Self {
-        Self {
-            code,
-            content_type: JSON,
-            body: ApiBody::full(body),
-            warnings: Vec::new(),
-            headers: Vec::new(),
-        }
+        Self { code, content_type: JSON, body: ApiBody::full(body), warnings: Vec::new(), headers: Vec::new() }
     }
 
     /// For a caller in this process that accepts the object without encoding.
