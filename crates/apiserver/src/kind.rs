@@ -5,7 +5,7 @@ use std::any::Any;
 use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock};
 
-use cleat_api::Handed;
+use cleat_api::TypedBody;
 use jiff::Timestamp;
 use k8s_openapi::Metadata;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -201,7 +201,7 @@ pub(crate) trait Kind: Send + Sync {
     /// Fields the kind does not have are dropped; `strict` tells about them.
     fn decode(&self, source: Source<'_>) -> Result<Box<dyn Object>, serde_json::Error>;
     /// An object of the kind that came as it is.
-    fn adopt(&self, _handed: &Handed) -> Option<Box<dyn Object>> {
+    fn adopt(&self, _handed: &TypedBody) -> Option<Box<dyn Object>> {
         None
     }
     fn default(&self, object: &mut dyn Object);
@@ -325,7 +325,7 @@ impl<S: Strategy> Kind for Erased<S> {
         self.conversion().is_none() && !matches!(d.plural.as_str(), "events" | "customresourcedefinitions")
     }
 
-    fn adopt(&self, handed: &Handed) -> Option<Box<dyn Object>> {
+    fn adopt(&self, handed: &TypedBody) -> Option<Box<dyn Object>> {
         handed.take::<S::Object>().map(|object| object as Box<dyn Object>)
     }
 

@@ -240,8 +240,8 @@ impl ApiServer {
     }
 
     /// The same component without a client around it: each call goes straight into the server, on the caller's task, and
-    /// brings the whole answer. That of a watch comes when it ends. A write with a [`cleat_api::Handed`] is answered with
-    /// a [`cleat_api::Answer`] where the kind has that type.
+    /// brings the whole answer. That of a watch comes when it ends. A write with a [`cleat_api::TypedBody`] is answered with
+    /// a [`cleat_api::TypedReply`] where the kind has that type.
     pub fn direct(&self, user: &str) -> Arc<Direct> {
         let api = Arc::downgrade(&self.api);
         let peer = Peer::Internal(Arc::new(Caller::component(user)));

@@ -396,7 +396,7 @@ struct Sent<'a> {
 
 impl Sent<'_> {
     async fn write(&self, method: http::Method, path: &str, volume: &PersistentVolume) -> PersistentVolume {
-        let handed = cleat_api::Handed::object(Box::new(volume.clone()));
+        let handed = cleat_api::TypedBody::with_object(Box::new(volume.clone()));
         let body = if self.handed { Vec::new() } else { serde_json::to_vec(volume).unwrap() };
         self.send(method, path, "application/json", body, handed).await
     }
@@ -407,7 +407,7 @@ impl Sent<'_> {
         path: &str,
         media: &str,
         body: Vec<u8>,
-        handed: cleat_api::Handed,
+        handed: cleat_api::TypedBody,
     ) -> PersistentVolume {
         let mut request = http::Request::builder().method(method).uri(path).header("content-type", media);
         if self.handed {
@@ -415,7 +415,7 @@ impl Sent<'_> {
         }
         let answer = (self.direct)(request.body(body.into()).unwrap()).await;
         assert!(answer.status().is_success(), "{}", String::from_utf8_lossy(answer.body()));
-        let handed = answer.extensions().get::<cleat_api::Answer>().and_then(|a| a.object::<PersistentVolume>());
+        let handed = answer.extensions().get::<cleat_api::TypedReply>().and_then(|a| a.object::<PersistentVolume>());
         assert_eq!((handed.is_some(), answer.body().is_empty()), (self.handed, self.handed));
         let mut volume =
             handed.map_or_else(|| serde_json::from_slice(answer.body()).unwrap(), |volume| (*volume).clone());
@@ -467,7 +467,7 @@ async fn an_object_that_is_handed_over_is_worth_its_text() {
             let marked = bind.write(http::Method::PUT, &format!("{path}/status"), &marked).await;
             let patch = serde_json::json!({ "metadata": { "finalizers": ["example.com/a"] } });
             let patch = serde_json::to_vec(&patch).unwrap();
-            let handed = cleat_api::Handed::wanted::<PersistentVolume>();
+            let handed = cleat_api::TypedBody::reply_only::<PersistentVolume>();
             let media = "application/merge-patch+json";
             let held = sent.send(http::Method::PATCH, &path, media, patch, handed).await;
             let stored = volumes.get(name).await.unwrap();
@@ -480,7 +480,7 @@ async fn an_object_that_is_handed_over_is_worth_its_text() {
             // The last finalizer takes the object along.
             volumes.delete(name, &DeleteParams::default()).await.unwrap();
             let patch = serde_json::to_vec(&serde_json::json!({ "metadata": { "finalizers": [] } })).unwrap();
-            let handed = cleat_api::Handed::wanted::<PersistentVolume>();
+            let handed = cleat_api::TypedBody::reply_only::<PersistentVolume>();
             sent.send(http::Method::PATCH, &path, media, patch, handed).await;
             assert!(volumes.get_opt(name).await.unwrap().is_none());
         }
@@ -505,7 +505,7 @@ async fn an_object_that_is_handed_over_is_there_when_somebody_else_was_first() {
             // Owners are for those who know them to send.
             volume.metadata.managed_fields = made.metadata.managed_fields.clone();
         }
-        let handed = cleat_api::Handed::object(Box::new(volume));
+        let handed = cleat_api::TypedBody::with_object(Box::new(volume));
         let request = http::Request::put("/api/v1/persistentvolumes/v").extension(handed);
         tokio::spawn(direct(request.body(bytes::Bytes::new()).unwrap()))
     });
@@ -523,7 +523,7 @@ async fn an_object_that_is_handed_over_is_no_larger_than_a_body() {
     let mut volume = fresh(build::volume("v", "slow", "1Gi"));
     volume.metadata.annotations = Some([("a".to_owned(), "x".repeat(4 << 20))].into());
     let request = http::Request::post("/api/v1/persistentvolumes");
-    let request = request.extension(cleat_api::Handed::object(Box::new(volume)));
+    let request = request.extension(cleat_api::TypedBody::with_object(Box::new(volume)));
     let answer = direct(request.body(bytes::Bytes::new()).unwrap()).await;
     assert_eq!(answer.status(), 413, "{}", String::from_utf8_lossy(answer.body()));
 }
@@ -554,7 +554,7 @@ async fn who_knows_another_type_goes_by_the_text() {
     let direct = server.direct("system:cleat:provisioner");
     let volume = serde_json::to_value(fresh(build::volume("v", "", "1Gi"))).unwrap();
     let request = http::Request::post("/api/v1/persistentvolumes");
-    let request = request.extension(cleat_api::Handed::object(Box::new(volume)));
+    let request = request.extension(cleat_api::TypedBody::with_object(Box::new(volume)));
     let answer = direct(request.body(bytes::Bytes::new()).unwrap()).await;
     assert_eq!(answer.status(), 201);
     let made: PersistentVolume = serde_json::from_slice(answer.body()).unwrap();
@@ -570,7 +570,7 @@ async fn an_object_that_is_read_twice_is_there_twice() {
     event.involved_object.namespace = Some("default".into());
     // Where a PUT may make the object, it is looked for first.
     let request = http::Request::put("/api/v1/namespaces/default/events/e");
-    let request = request.extension(cleat_api::Handed::object(Box::new(event)));
+    let request = request.extension(cleat_api::TypedBody::with_object(Box::new(event)));
     let answer = direct(request.body(bytes::Bytes::new()).unwrap()).await;
     assert_eq!(answer.status(), 201, "{}", String::from_utf8_lossy(answer.body()));
 }

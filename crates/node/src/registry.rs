@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cleat_api::Key;
 use cleat_api::key::Meta as _;
-use cleat_api::keys::annotation::NODE_CSI_IDS;
+use cleat_api::well_known::annotation::NODE_CSI_IDS;
 use cleat_runtime::write::{self, Part, WriteError};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::storage::v1::{CSINode, CSINodeDriver, CSINodeSpec, VolumeNodeResources};

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use cleat_api::Key;
 use cleat_api::condition::node_ready;
-use cleat_api::keys::{annotation, label};
+use cleat_api::well_known::{annotation, label};
 use cleat_runtime::Outcome;
 use cleat_runtime::write::{self, Part, WriteError};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};

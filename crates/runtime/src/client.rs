@@ -12,7 +12,7 @@ use http_body_util::BodyExt as _;
 use kube::client::Body;
 
 /// Asks a server in this process, and brings its whole answer. It is called on the task that waits for the answer, and
-/// dropped with it. A request with a [`Handed`](cleat_api::Handed) may be answered with an [`Answer`](cleat_api::Answer).
+/// dropped with it. A request with a [`TypedBody`](cleat_api::TypedBody) may be answered with an [`TypedReply`](cleat_api::TypedReply).
 pub type Call = dyn Fn(Request<Bytes>) -> BoxFuture<'static, Response<Bytes>> + Send + Sync;
 
 /// Whoever brings a request to a server and the whole answer back.
@@ -79,7 +79,7 @@ impl Carrier for kube::Client {
 mod tests {
     use super::*;
     use crate::write::{self, Part};
-    use cleat_api::{Handed, Key};
+    use cleat_api::{TypedBody, Key};
     use http::{Method, StatusCode};
     use k8s_openapi::api::core::v1::ConfigMap;
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -115,10 +115,10 @@ mod tests {
     fn straight() -> Client {
         let call = |request: Request<Bytes>| {
             let (code, body) = answer(&request);
-            let handed = request.extensions().get::<Handed>().filter(|_| code.is_success());
-            let sent = handed.and_then(Handed::take::<ConfigMap>);
+            let handed = request.extensions().get::<TypedBody>().filter(|_| code.is_success());
+            let sent = handed.and_then(TypedBody::take::<ConfigMap>);
             let response = Response::builder().status(code);
-            match sent.and_then(|map| handed?.answer(Arc::new(*map))) {
+            match sent.and_then(|map| handed?.reply(Arc::new(*map))) {
                 Some(answer) => response.extension(answer).body(Bytes::new()).unwrap(),
                 None => response.body(body).unwrap(),
             }

@@ -9,7 +9,7 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::{Buf as _, Bytes, BytesMut};
-use cleat_api::{Answer, Handed};
+use cleat_api::{TypedBody, TypedReply};
 use http_body_util::BodyExt as _;
 use kube::client::Body;
 use kube::core::Status;
@@ -86,7 +86,7 @@ pub(crate) trait Sent: DeserializeOwned + Serialize + Clone + Any + Send + Sync 
 impl<T: DeserializeOwned + Serialize + Clone + Any + Send + Sync> Sent for T {}
 
 fn handed<T: Sent>(response: &http::Response<Bytes>) -> Option<Arc<T>> {
-    response.extensions().get::<Answer>().and_then(Answer::object)
+    response.extensions().get::<TypedReply>().and_then(TypedReply::object)
 }
 
 /// Like [`send`], for a write. A server in this process need not even put its answer into words.
@@ -105,7 +105,7 @@ fn with_object<T: Sent>(
 ) -> http::Request<Bytes> {
     let mut request = request.map(Bytes::from);
     if client.is_near() {
-        let handed = sent.map_or_else(Handed::wanted::<T>, |sent| Handed::object(Box::new(sent.clone())));
+        let handed = sent.map_or_else(TypedBody::reply_only::<T>, |sent| TypedBody::with_object(Box::new(sent.clone())));
         request.extensions_mut().insert(handed);
     }
     request

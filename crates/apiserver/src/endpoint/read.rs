@@ -31,7 +31,7 @@ pub(crate) fn written(call: &Call, kind: &dyn Kind, code: StatusCode, written: W
     let Written { stored, object } = written;
     if let Some(handed) = &call.handed
         && matches!(negotiate(call.accept.as_deref(), Shape::Item)?, Form::Plain)
-        && let Some(answer) = handed.answer(object)
+        && let Some(answer) = handed.reply(object)
     {
         return Ok(Reply::handed(code, answer));
     }

@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use bytes::Bytes;
-use cleat_api::Handed;
+use cleat_api::TypedBody;
 use http::header::{ACCEPT, CONTENT_TYPE, IF_NONE_MATCH, USER_AGENT};
 use http::request::Parts;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
@@ -44,7 +44,7 @@ pub(crate) struct Call {
     pub(crate) agent: String,
     body: Bytes,
     /// From a component of this process: an object in place of a body, or the type of the answer.
-    pub(crate) handed: Option<Handed>,
+    pub(crate) handed: Option<TypedBody>,
     /// What the object that was handed over says.
     said: OnceLock<Bytes>,
     /// Ends streams when the connection's server stops.
@@ -56,7 +56,7 @@ impl Call {
     pub(crate) fn text(&self) -> &Bytes {
         match &self.handed {
             Some(handed) if self.body.is_empty() => {
-                self.said.get_or_init(|| handed.text().map(Bytes::from).unwrap_or_default())
+                self.said.get_or_init(|| handed.encode().map(Bytes::from).unwrap_or_default())
             }
             _ => &self.body,
         }
@@ -154,7 +154,7 @@ async fn answer(
     caller: &Caller,
     closing: CancellationToken,
 ) -> Result<Reply, ApiError> {
-    let handed = parts.extensions.remove::<Handed>();
+    let handed = parts.extensions.remove::<TypedBody>();
     let header = |name| parts.headers.get(name).and_then(|v: &http::HeaderValue| v.to_str().ok());
     let accept = header(ACCEPT);
     let kinds = api.kinds();

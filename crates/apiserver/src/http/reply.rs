@@ -1,7 +1,7 @@
 //! Building HTTP responses: objects, Status, plain text, warnings.
 
 use bytes::{Bytes, BytesMut};
-use cleat_api::Answer;
+use cleat_api::TypedReply;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, HeaderName, HeaderValue, RETRY_AFTER, VARY, WARNING};
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ pub(crate) struct Reply {
     /// Beyond those every answer has; one of the same name replaces it.
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
     /// In the place of a body.
-    pub(crate) handed: Option<Answer>,
+    pub(crate) handed: Option<TypedReply>,
 }
 
 impl Reply {
@@ -36,7 +36,7 @@ impl Reply {
         }
     }
 
-    pub(crate) fn handed(code: StatusCode, handed: Answer) -> Self {
+    pub(crate) fn handed(code: StatusCode, handed: TypedReply) -> Self {
         Self { handed: Some(handed), ..Self::bytes(code, Bytes::new()) }
     }
 

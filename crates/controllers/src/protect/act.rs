@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cleat_api::condition;
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::finalizer;
+use cleat_api::well_known::finalizer;
 use cleat_runtime::Outcome;
 use cleat_runtime::write::{self, Part, WriteError};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
@@ -50,7 +50,7 @@ impl Protector {
 
     /// Says on the claim whether pods use it.
     pub(super) async fn tell(&self, claim: &PersistentVolumeClaim, in_use: bool) -> Result<(), WriteError> {
-        let told = condition::with_usage(claim.clone(), in_use, self.context.clock.time());
+        let told = condition::with_unused_condition(claim.clone(), in_use, self.context.clock.time());
         match write::replace(&self.context.client, Part::Status, &told).await {
             Ok(written) => {
                 self.observed.claims.observe_write(written);

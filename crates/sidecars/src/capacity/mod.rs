@@ -115,7 +115,7 @@ impl Publisher {
         let publisher = self.clone();
         self.observed.volumes.subscribe(move |change| {
             let volume = change.object();
-            let csi = migrate::csi(volume).ok().flatten();
+            let csi = migrate::csi_source(volume).ok().flatten();
             let ours = csi.is_some_and(|csi| csi.driver == publisher.driver.name);
             let came_or_went = matches!(change, Change::Applied { old: None, .. } | Change::Deleted(_));
             if ours && came_or_went {

@@ -3,7 +3,7 @@
 
 use cleat_api::claim;
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::annotation;
+use cleat_api::well_known::annotation;
 use cleat_runtime::Outcome;
 use cleat_runtime::write::{self, Part};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
@@ -47,7 +47,7 @@ impl Provisioner {
     /// Asked as if the volume were made now. What stands in the way of that is no reason to leave the claim to others, who
     /// would all do the same: who has taken it says why it fails.
     async fn has_room(&self, seen: &ClaimSeen, node: &str) -> bool {
-        let Some(wanted) = claim::requested(&seen.claim).map(|size| size.to_bytes()) else { return true };
+        let Some(wanted) = claim::requested_storage(&seen.claim).map(|size| size.to_bytes()) else { return true };
         let mut chosen = seen.claim.as_ref().clone();
         let annotations = chosen.metadata.annotations.get_or_insert_default();
         annotations.insert(annotation::SELECTED_NODE.to_owned(), node.to_owned());

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::finalizer;
+use cleat_api::well_known::finalizer;
 use cleat_csi::CallError;
 use cleat_csi::v1::DeleteVolumeRequest;
 use cleat_runtime::Outcome;
