@@ -177,7 +177,7 @@ impl Agent {
             nodes: self.caches.nodes(),
             claims: self.caches.claims(),
             volumes: self.caches.volumes(),
-            csi_drivers: self.caches.drivers(),
+            csi_drivers: self.caches.csi_drivers(),
             attachments: self.caches.attachments(),
             state: Mutex::default(),
             drivers: Drivers::default(),

@@ -44,7 +44,7 @@ pub(crate) async fn register(agent: &Shared) -> Result<(), RegistryError> {
         annotations: Some(annotations.clone()),
         ..ObjectMeta::default()
     };
-    let node = match write::live::<Node>(&agent.client, &key).await? {
+    let node = match write::get_live::<Node>(&agent.client, &key).await? {
         Some(node) => {
             let patch = json!({ "metadata": { "labels": labels, "annotations": annotations } });
             let has =

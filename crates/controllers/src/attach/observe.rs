@@ -64,7 +64,7 @@ impl Observed {
             volumes_by_unique: volumes.index(|v| unique(v).into_iter().collect()),
             nodes: caches.nodes(),
             claims: caches.claims(),
-            drivers: caches.drivers(),
+            drivers: caches.csi_drivers(),
             flex,
             last_words: Arc::default(),
             ours: Arc::default(),

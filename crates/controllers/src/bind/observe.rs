@@ -204,7 +204,7 @@ impl Binder {
     pub(super) async fn owner(&self, volume: &PersistentVolume) -> Result<Owner, WriteError> {
         let shown = self.observed.owner(volume);
         let (Owner::Gone, Some((key, uid))) = (&shown, owner_of(volume)) else { return Ok(shown) };
-        let live = write::live::<PersistentVolumeClaim>(&self.context.client, &key).await?;
+        let live = write::get_live::<PersistentVolumeClaim>(&self.context.client, &key).await?;
         Ok(match live.filter(|c| c.metadata.uid() == uid) {
             Some(claim) => Owner::Claim(Arc::new(claim)),
             None => Owner::Gone,

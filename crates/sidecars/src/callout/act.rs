@@ -55,12 +55,12 @@ impl Caller {
         cleat_crash::point("callout:detached");
         let finalizers = attachment.metadata.finalizers_without(&finalizer());
         let freed = write::set_finalizers(&self.context.client, attachment, &finalizers).await;
-        freed.map(drop).or_else(WriteError::absent_is_fine)?;
+        freed.map(drop).or_else(WriteError::ignore_not_found)?;
         info!(volume = volume.unique_volume_name(), node, "volume detached");
         if !finalizers.is_empty() {
             // Others hold the attachment still; whoever reads it must see that the volume is off.
             let status = json!({ "attached": false, "attachmentMetadata": null, "detachError": null });
-            self.write_status(attachment, status).await.or_else(WriteError::absent_is_fine)?;
+            self.write_status(attachment, status).await.or_else(WriteError::ignore_not_found)?;
         }
         Ok(())
     }
@@ -103,7 +103,7 @@ impl Caller {
         let field = if attaching { "attachError" } else { "detachError" };
         let attached = attachment.status.as_ref().is_some_and(|s| s.attached);
         let noted = self.write_status(attachment, json!({ "attached": attached, field: error })).await;
-        noted.or_else(WriteError::absent_is_fine)
+        noted.or_else(WriteError::ignore_not_found)
     }
 
     async fn write_status(&self, attachment: &VolumeAttachment, status: Value) -> Result<(), WriteError> {

@@ -145,7 +145,7 @@ impl Publisher {
                     now.min_by(|a, b| a.metadata.name.cmp(&b.metadata.name)).filter(|o| !o.metadata.is_deleting());
                 let free = self.ask(&item).await?;
                 self.settle(decide::refreshed(&item, now.map(AsRef::as_ref), free, manager)).await?;
-                Ok(Outcome::Again(self.options.poll))
+                Ok(Outcome::RequeueAfter(self.options.poll))
             }
             Subject::Item(_) => Ok(Outcome::Done),
         }

@@ -20,11 +20,11 @@ impl Provisioner {
         };
         let uid = seen.claim.metadata.uid();
         if let Some(left) = self.ledger.until_turn(uid, pace) {
-            return Ok(Outcome::Again(left));
+            return Ok(Outcome::RequeueAfter(left));
         }
         if !self.has_room(seen, &local.node).await {
             debug!(claim = %Key::of(&seen.claim.metadata), "no room for the claim on this node");
-            return Ok(Outcome::Again(self.ledger.next_turn(uid, pace)));
+            return Ok(Outcome::RequeueAfter(self.ledger.next_turn(uid, pace)));
         }
         let patch = serde_json::json!({ "metadata": {
             "resourceVersion": seen.claim.metadata.resource_version,
@@ -39,8 +39,8 @@ impl Provisioner {
                 Ok(Outcome::Done)
             }
             // Somebody was faster, or wrote something else; the watch tells.
-            Err(error) if error.is_conflict() => Ok(Outcome::Again(self.ledger.next_turn(uid, pace))),
-            Err(error) => Ok(error.absent_is_fine().map(|()| Outcome::Done)?),
+            Err(error) if error.is_conflict() => Ok(Outcome::RequeueAfter(self.ledger.next_turn(uid, pace))),
+            Err(error) => Ok(error.ignore_not_found().map(|()| Outcome::Done)?),
         }
     }
 
