@@ -1,9 +1,9 @@
-//! Access modes: what a claim asks for, and the single mode a driver is told.
+//! Access modes of claims and volumes, and the one CSI access mode that a call to a driver carries.
 
 use std::fmt;
 
-/// The order in which modes are listed when a set of them is compared or shown.
-pub const ORDER: [&str; 4] = [READ_WRITE_ONCE, READ_ONLY_MANY, READ_WRITE_MANY, READ_WRITE_ONCE_POD];
+/// All access modes, in the order in which Kubernetes lists them.
+pub const ALL_MODES: [&str; 4] = [READ_WRITE_ONCE, READ_ONLY_MANY, READ_WRITE_MANY, READ_WRITE_ONCE_POD];
 pub const READ_WRITE_ONCE: &str = "ReadWriteOnce";
 pub const READ_ONLY_MANY: &str = "ReadOnlyMany";
 pub const READ_WRITE_MANY: &str = "ReadWriteMany";
@@ -20,11 +20,12 @@ pub enum CsiAccessMode {
     SingleNodeMultiWriter = 7,
 }
 
-/// Whether the driver tells one writer on a node from several (capability SINGLE_NODE_MULTI_WRITER).
+/// Whether the driver has the capability SINGLE_NODE_MULTI_WRITER: it then distinguishes one writing pod on a node from
+/// several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SingleNodeModes {
-    One,
-    Distinguished,
+pub enum MultiWriterSupport {
+    Unsupported,
+    Supported,
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -36,37 +37,37 @@ impl fmt::Display for UnsupportedModes {
     }
 }
 
-/// One claim mode as CreateVolume carries it.
-pub fn single(mode: &str, modes: SingleNodeModes) -> Result<CsiAccessMode, UnsupportedModes> {
-    Ok(match (mode, modes) {
-        (READ_WRITE_ONCE, SingleNodeModes::One) | (READ_WRITE_ONCE_POD, SingleNodeModes::One) => {
-            CsiAccessMode::SingleNodeWriter
-        }
-        (READ_WRITE_ONCE, SingleNodeModes::Distinguished) => CsiAccessMode::SingleNodeMultiWriter,
-        (READ_WRITE_ONCE_POD, SingleNodeModes::Distinguished) => CsiAccessMode::SingleNodeSingleWriter,
+/// The CSI mode for one Kubernetes mode, as CreateVolume carries it.
+pub fn to_csi_mode(mode: &str, multi_writer: MultiWriterSupport) -> Result<CsiAccessMode, UnsupportedModes> {
+    Ok(match (mode, multi_writer) {
+        (READ_WRITE_ONCE | READ_WRITE_ONCE_POD, MultiWriterSupport::Unsupported) => CsiAccessMode::SingleNodeWriter,
+        (READ_WRITE_ONCE, MultiWriterSupport::Supported) => CsiAccessMode::SingleNodeMultiWriter,
+        (READ_WRITE_ONCE_POD, MultiWriterSupport::Supported) => CsiAccessMode::SingleNodeSingleWriter,
         (READ_ONLY_MANY, _) => CsiAccessMode::MultiNodeReaderOnly,
         (READ_WRITE_MANY, _) => CsiAccessMode::MultiNodeMultiWriter,
         _ => return Err(UnsupportedModes(vec![mode.to_owned()])),
     })
 }
 
-/// A volume's whole list of modes, reduced to the one that attach, stage and publish calls carry.
-pub fn reduced(all: &[String], modes: SingleNodeModes) -> Result<CsiAccessMode, UnsupportedModes> {
+/// The CSI mode for all modes of a volume, as attach, stage and publish calls carry it. Fails if no CSI mode covers them.
+pub fn combine_to_csi_mode(
+    all: &[String],
+    multi_writer: MultiWriterSupport,
+) -> Result<CsiAccessMode, UnsupportedModes> {
     let has = |mode: &str| all.iter().any(|m| m == mode);
     let unsupported = || UnsupportedModes(all.to_vec());
     if has(READ_WRITE_ONCE_POD) {
-        return if all.len() == 1 { single(READ_WRITE_ONCE_POD, modes) } else { Err(unsupported()) };
+        return if all.len() == 1 { to_csi_mode(READ_WRITE_ONCE_POD, multi_writer) } else { Err(unsupported()) };
     }
     match (has(READ_WRITE_MANY), has(READ_ONLY_MANY), has(READ_WRITE_ONCE)) {
-        (true, _, _) => single(READ_WRITE_MANY, modes),
-        (false, true, false) => single(READ_ONLY_MANY, modes),
-        (false, false, true) => single(READ_WRITE_ONCE, modes),
+        (true, _, _) => to_csi_mode(READ_WRITE_MANY, multi_writer),
+        (false, true, false) => to_csi_mode(READ_ONLY_MANY, multi_writer),
+        (false, false, true) => to_csi_mode(READ_WRITE_ONCE, multi_writer),
         (false, true, true) | (false, false, false) => Err(unsupported()),
     }
 }
 
-/// True where the modes allow the volume on more than one node at a time.
-/// A volume without modes says nothing, so nothing is forbidden.
+/// Returns true if the modes allow the volume on more than one node at a time. No modes at all restrict nothing.
 pub fn allows_many_nodes(all: &[String]) -> bool {
     all.is_empty() || all.iter().any(|m| m == READ_WRITE_MANY || m == READ_ONLY_MANY)
 }
@@ -77,20 +78,25 @@ mod tests {
     use CsiAccessMode::*;
 
     #[test]
-    fn a_volumes_modes_reduce_to_one() {
-        let (one, told) = (SingleNodeModes::One, SingleNodeModes::Distinguished);
-        for (case, all, modes, want) in [
-            ("once", &["ReadWriteOnce"][..], one, Ok(SingleNodeWriter)),
-            ("once, driver tells writers apart", &["ReadWriteOnce"], told, Ok(SingleNodeMultiWriter)),
-            ("one pod", &["ReadWriteOncePod"], told, Ok(SingleNodeSingleWriter)),
-            ("many wins", &["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany"], one, Ok(MultiNodeMultiWriter)),
-            ("read-only many", &["ReadOnlyMany"], told, Ok(MultiNodeReaderOnly)),
-            ("no order between readers and one writer", &["ReadWriteOnce", "ReadOnlyMany"], one, Err(())),
-            ("one pod tolerates no other", &["ReadWriteOncePod", "ReadWriteOnce"], told, Err(())),
-            ("nothing given", &[], one, Err(())),
+    fn the_modes_of_a_volume_combine_to_one_csi_mode() {
+        let (without, with) = (MultiWriterSupport::Unsupported, MultiWriterSupport::Supported);
+        for (case, all, multi_writer, want) in [
+            ("once", &["ReadWriteOnce"][..], without, Ok(SingleNodeWriter)),
+            ("once, driver distinguishes writers", &["ReadWriteOnce"], with, Ok(SingleNodeMultiWriter)),
+            ("one pod", &["ReadWriteOncePod"], with, Ok(SingleNodeSingleWriter)),
+            (
+                "ReadWriteMany covers the others",
+                &["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany"],
+                without,
+                Ok(MultiNodeMultiWriter),
+            ),
+            ("read-only many", &["ReadOnlyMany"], with, Ok(MultiNodeReaderOnly)),
+            ("neither readers nor one writer cover the other", &["ReadWriteOnce", "ReadOnlyMany"], without, Err(())),
+            ("one pod cannot be combined", &["ReadWriteOncePod", "ReadWriteOnce"], with, Err(())),
+            ("nothing given", &[], without, Err(())),
         ] {
             let all: Vec<String> = all.iter().map(ToString::to_string).collect();
-            assert_eq!(reduced(&all, modes).map_err(|_| ()), want, "{case}");
+            assert_eq!(combine_to_csi_mode(&all, multi_writer).map_err(|_| ()), want, "{case}");
         }
     }
 

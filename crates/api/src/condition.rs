@@ -1,15 +1,15 @@
-//! Reading and replacing one entry of a condition list.
+//! Conditions of nodes, pods and claims: reading one, and the next version of one.
 
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, PersistentVolumeClaimCondition, Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::keys::UNUSED;
+use crate::well_known::UNUSED_CONDITION;
 
 pub fn node_is_ready(node: &Node) -> bool {
     node_ready(node) == Some("True")
 }
 
-/// What the node's Ready condition says: True, False or Unknown; `None` if it says nothing.
+/// The status of the node's Ready condition: True, False or Unknown; `None` if there is no such condition.
 pub fn node_ready(node: &Node) -> Option<&str> {
     let mut conditions = node.status.iter().flat_map(|s| s.conditions.iter().flatten());
     conditions.find(|c| c.type_ == "Ready").map(|c| c.status.as_str())
@@ -19,14 +19,14 @@ pub fn pod_condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> 
     pod.status.as_ref()?.conditions.as_ref()?.iter().find(|c| c.type_ == type_)
 }
 
-/// Whether pods use the claim, as its condition has it; `None` if it says nothing.
+/// Whether pods use the claim, by its condition `Unused`; `None` if there is no such condition.
 pub fn claim_in_use(claim: &PersistentVolumeClaim) -> Option<bool> {
     let mut conditions = claim.status.as_ref()?.conditions.iter().flatten();
-    conditions.find(|c| c.type_ == UNUSED).map(|c| c.status != "True")
+    conditions.find(|c| c.type_ == UNUSED_CONDITION).map(|c| c.status != "True")
 }
 
-/// The claim with a condition that says whether pods use it. Its time moves only when that changes.
-pub fn with_usage(mut claim: PersistentVolumeClaim, in_use: bool, now: Time) -> PersistentVolumeClaim {
+/// Returns the claim with its condition `Unused` set. The transition time changes only when the status does.
+pub fn with_unused_condition(mut claim: PersistentVolumeClaim, in_use: bool, now: Time) -> PersistentVolumeClaim {
     if claim_in_use(&claim) == Some(in_use) {
         return claim;
     }
@@ -35,9 +35,9 @@ pub fn with_usage(mut claim: PersistentVolumeClaim, in_use: bool, now: Time) -> 
         false => ("True", "NoPodsUsingPVC", "No pod uses the claim"),
     };
     let conditions = claim.status.get_or_insert_default().conditions.get_or_insert_default();
-    conditions.retain(|c| c.type_ != UNUSED);
+    conditions.retain(|c| c.type_ != UNUSED_CONDITION);
     conditions.push(PersistentVolumeClaimCondition {
-        type_: UNUSED.to_owned(),
+        type_: UNUSED_CONDITION.to_owned(),
         status: status.to_owned(),
         reason: Some(reason.to_owned()),
         message: Some(message.to_owned()),
@@ -47,8 +47,8 @@ pub fn with_usage(mut claim: PersistentVolumeClaim, in_use: bool, now: Time) -> 
     claim
 }
 
-/// The condition as it should stand now, or `None` if it already says the same.
-/// The transition time moves only when the status does.
+/// The condition to write, or `None` if `current` already has this status, reason and message. The transition time changes
+/// only when the status does.
 pub fn next_pod_condition(
     current: Option<&PodCondition>,
     type_: &str,

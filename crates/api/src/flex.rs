@@ -1,7 +1,8 @@
 //! FlexVolumes, and how a VolumeAttachment records that one is attached.
 //!
-//! A VolumeAttachment can describe only volumes of CSI. There a FlexVolume is a volume of the driver [`ATTACHER`], whose handle
-//! is the FlexVolume driver's name and the volume's: all that a detach needs, also when the PersistentVolume is gone.
+//! The inline spec of a VolumeAttachment can describe only a CSI volume. A FlexVolume is recorded there as a volume of the
+//! driver [`ATTACHER`] with the handle `<FlexVolume driver>/<volume name>`. A detach needs no more than that, also after the
+//! PersistentVolume was deleted.
 
 use std::collections::BTreeMap;
 
@@ -11,18 +12,18 @@ use k8s_openapi::api::storage::v1::VolumeAttachment;
 use crate::access::READ_WRITE_MANY;
 use crate::names;
 
-/// Who attaches FlexVolumes, as VolumeAttachments name it.
+/// The attacher in VolumeAttachments of FlexVolumes.
 pub const ATTACHER: &str = "flexvolume.cleat.dev";
-/// The key in `status.attachmentMetadata` under which a VolumeAttachment has the device.
-pub const DEVICE: &str = "devicePath";
-/// What the names of FlexVolumes in node status begin with.
-const PREFIX: &str = "flexvolume-";
+/// The key of the device path in the `status.attachmentMetadata` of a VolumeAttachment.
+pub const DEVICE_PATH_KEY: &str = "devicePath";
+/// The prefix of unique volume names of FlexVolumes.
+const UNIQUE_NAME_PREFIX: &str = "flexvolume-";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlexVolume {
-    /// With its vendor, if it has one: `vendor/driver`.
+    /// `driver`, or `vendor/driver` if it has a vendor.
     pub driver: String,
-    /// The PersistentVolume's name, or that of a pod's own volume.
+    /// The name of the PersistentVolume, or of the volume in the pod's spec.
     pub volume: String,
     pub fs_type: String,
     pub read_only: bool,
@@ -31,8 +32,8 @@ pub struct FlexVolume {
 }
 
 impl FlexVolume {
-    /// `read_only` is the pod's word: that of the PersistentVolume is not looked at.
-    pub fn of_volume(volume: &PersistentVolume, read_only: bool) -> Option<Self> {
+    /// `read_only` comes from the pod. The PersistentVolume's own `readOnly` is ignored.
+    pub fn from_volume(volume: &PersistentVolume, read_only: bool) -> Option<Self> {
         let spec = volume.spec.as_ref()?;
         let flex = spec.flex_volume.as_ref()?;
         Some(Self {
@@ -45,8 +46,8 @@ impl FlexVolume {
         })
     }
 
-    /// A pod's own volume. Nobody says how many nodes may have it, so none is refused.
-    pub fn of_pod(volume: &Volume) -> Option<Self> {
+    /// A volume in a pod's spec. It has no access modes, so that any number of nodes may attach it.
+    pub fn from_pod_volume(volume: &Volume) -> Option<Self> {
         let flex = volume.flex_volume.as_ref()?;
         Some(Self {
             driver: flex.driver.clone(),
@@ -58,8 +59,8 @@ impl FlexVolume {
         })
     }
 
-    /// What [`FlexVolume::record`] put there.
-    pub fn of_attachment(attachment: &VolumeAttachment) -> Option<Self> {
+    /// Reads what [`FlexVolume::to_inline_spec`] recorded; `None` if the attachment is not for a FlexVolume.
+    pub fn from_attachment(attachment: &VolumeAttachment) -> Option<Self> {
         let spec = attachment.spec.source.inline_volume_spec.as_ref()?;
         let csi = spec.csi.as_ref().filter(|csi| csi.driver == ATTACHER)?;
         let (driver, volume) = split_handle(&csi.volume_handle)?;
@@ -73,17 +74,17 @@ impl FlexVolume {
         })
     }
 
-    /// The name in node status.
-    pub fn unique(&self) -> String {
-        format!("{PREFIX}{}", self.handle())
+    /// The name in `node.status.volumesAttached` and `volumesInUse`.
+    pub fn unique_volume_name(&self) -> String {
+        format!("{UNIQUE_NAME_PREFIX}{}", self.handle())
     }
 
     fn handle(&self) -> String {
         format!("{}/{}", self.driver, self.volume)
     }
 
-    /// The volume as a VolumeAttachment describes it.
-    pub fn record(&self) -> PersistentVolumeSpec {
+    /// The `spec.source.inlineVolumeSpec` of a VolumeAttachment for this volume.
+    pub fn to_inline_spec(&self) -> PersistentVolumeSpec {
         let csi = CSIPersistentVolumeSource {
             driver: ATTACHER.to_owned(),
             volume_handle: self.handle(),
@@ -100,26 +101,26 @@ impl FlexVolume {
     }
 }
 
-/// The FlexVolume driver and the volume's name in a handle. Drivers' names have slashes, volumes' have none.
+/// Splits a handle into FlexVolume driver and volume name. A driver's name may contain a slash, a volume's cannot.
 pub fn split_handle(handle: &str) -> Option<(&str, &str)> {
     handle.rsplit_once('/').filter(|(driver, volume)| !driver.is_empty() && !volume.is_empty())
 }
 
-/// Who attaches a volume of this name in node status, and the handle it is known by there.
-pub fn attacher_and_handle(unique: &str) -> Option<(&str, &str)> {
-    match unique.strip_prefix(PREFIX) {
+/// Splits a unique volume name of a CSI volume or FlexVolume into the attacher and its handle for the volume.
+pub fn attacher_and_handle(unique_name: &str) -> Option<(&str, &str)> {
+    match unique_name.strip_prefix(UNIQUE_NAME_PREFIX) {
         Some(handle) => split_handle(handle).map(|_| (ATTACHER, handle)),
-        None => names::split_unique_volume(unique),
+        None => names::split_unique_volume_name(unique_name),
     }
 }
 
-/// The name in node status of what an attachment describes itself.
-pub fn inline_unique(attachment: &VolumeAttachment) -> Option<String> {
-    if let Some(flex) = FlexVolume::of_attachment(attachment) {
-        return Some(flex.unique());
+/// The unique volume name of the volume in an attachment's inline spec; `None` if it has none.
+pub fn inline_unique_volume_name(attachment: &VolumeAttachment) -> Option<String> {
+    if let Some(flex) = FlexVolume::from_attachment(attachment) {
+        return Some(flex.unique_volume_name());
     }
     let csi = attachment.spec.source.inline_volume_spec.as_ref()?.csi.as_ref()?;
-    Some(names::unique_volume(&csi.driver, &csi.volume_handle))
+    Some(names::unique_volume_name(&csi.driver, &csi.volume_handle))
 }
 
 #[cfg(test)]
@@ -127,56 +128,57 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn stored(source: serde_json::Value) -> PersistentVolume {
+    fn flex_volume(source: serde_json::Value) -> PersistentVolume {
         let spec = json!({ "accessModes": ["ReadWriteOnce"], "flexVolume": source });
         serde_json::from_value(json!({ "metadata": { "name": "pv-1" }, "spec": spec })).unwrap()
     }
 
     fn attachment(flex: &FlexVolume) -> VolumeAttachment {
-        let spec = json!({ "attacher": ATTACHER, "nodeName": "n", "source": { "inlineVolumeSpec": flex.record() } });
+        let spec =
+            json!({ "attacher": ATTACHER, "nodeName": "n", "source": { "inlineVolumeSpec": flex.to_inline_spec() } });
         serde_json::from_value(json!({ "metadata": {}, "spec": spec })).unwrap()
     }
 
     #[test]
-    fn what_is_recorded_is_read_again() {
+    fn a_recorded_volume_is_read_back() {
         let inline = json!({ "name": "data", "flexVolume": { "driver": "plain", "readOnly": true } });
         for (case, flex, unique) in [
             (
                 "a volume",
-                FlexVolume::of_volume(
-                    &stored(json!({ "driver": "acme/disk", "fsType": "xfs", "options": { "lun": "7" } })),
+                FlexVolume::from_volume(
+                    &flex_volume(json!({ "driver": "acme/disk", "fsType": "xfs", "options": { "lun": "7" } })),
                     true,
                 ),
                 "flexvolume-acme/disk/pv-1",
             ),
             (
-                "the volume's own word on reading only",
-                FlexVolume::of_volume(&stored(json!({ "driver": "acme/disk", "readOnly": true })), false),
+                "the volume's own readOnly",
+                FlexVolume::from_volume(&flex_volume(json!({ "driver": "acme/disk", "readOnly": true })), false),
                 "flexvolume-acme/disk/pv-1",
             ),
             (
-                "a pod's own volume, of a driver without a vendor",
-                FlexVolume::of_pod(&serde_json::from_value(inline).unwrap()),
+                "an inline volume, of a driver without a vendor",
+                FlexVolume::from_pod_volume(&serde_json::from_value(inline).unwrap()),
                 "flexvolume-plain/data",
             ),
         ] {
             let flex = flex.unwrap();
-            assert_eq!(flex.unique(), unique, "{case}");
-            assert_eq!(FlexVolume::of_attachment(&attachment(&flex)).as_ref(), Some(&flex), "{case}");
-            assert_eq!(inline_unique(&attachment(&flex)).as_deref(), Some(unique), "{case}");
+            assert_eq!(flex.unique_volume_name(), unique, "{case}");
+            assert_eq!(FlexVolume::from_attachment(&attachment(&flex)).as_ref(), Some(&flex), "{case}");
+            assert_eq!(inline_unique_volume_name(&attachment(&flex)).as_deref(), Some(unique), "{case}");
             assert_eq!(attacher_and_handle(unique), Some((ATTACHER, &unique["flexvolume-".len()..])), "{case}");
         }
     }
 
     #[test]
-    fn reading_only_is_the_pods_word() {
-        let volume = stored(json!({ "driver": "d", "readOnly": true }));
-        assert!(!FlexVolume::of_volume(&volume, false).unwrap().read_only);
-        assert!(FlexVolume::of_volume(&volume, true).unwrap().read_only);
+    fn read_only_comes_from_the_pod() {
+        let volume = flex_volume(json!({ "driver": "d", "readOnly": true }));
+        assert!(!FlexVolume::from_volume(&volume, false).unwrap().read_only);
+        assert!(FlexVolume::from_volume(&volume, true).unwrap().read_only);
     }
 
     #[test]
-    fn other_names_are_other_volumes() {
+    fn unique_names_split_into_attacher_and_handle() {
         for (unique, want) in [
             ("kubernetes.io/csi/d^h", Some(("d", "h"))),
             ("flexvolume-d", None),

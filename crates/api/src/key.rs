@@ -1,10 +1,10 @@
-//! The identity of an object inside its kind.
+//! The identity of an object within its kind, and accessors for its metadata.
 
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-/// Namespace (none for cluster-scoped kinds) and name.
+/// Namespace (`None` for cluster-scoped kinds) and name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
     pub namespace: Option<String>,
@@ -34,16 +34,16 @@ impl fmt::Display for Key {
     }
 }
 
-/// Reads metadata without unwrapping at every use; absent means empty.
+/// Accessors for metadata whose fields are optional in the API. An absent field reads as empty.
 pub trait Meta {
     fn uid(&self) -> &str;
     fn is_deleting(&self) -> bool;
     fn annotation(&self, key: &str) -> Option<&str>;
     fn has_finalizer(&self, finalizer: &str) -> bool;
-    /// The finalizers with one more; unchanged if it is there already.
+    /// The finalizers with this one appended, unless it is among them already.
     fn finalizers_with(&self, finalizer: &str) -> Vec<String>;
     fn finalizers_without(&self, finalizer: &str) -> Vec<String>;
-    /// The revision of the last write, as a number; 0 where the server gave none.
+    /// The resourceVersion as a number; 0 if it is absent or not a number.
     fn revision(&self) -> u64;
 }
 

@@ -1,20 +1,21 @@
-//! Names derived from other names. They are deterministic: a repeated step finds what the lost one made.
+//! Names that are derived from other names. They are deterministic, so that a repeated step finds the object or volume that
+//! an interrupted one created.
 
 use std::fmt::Write as _;
 
 use sha2::{Digest, Sha256};
 
-/// The PersistentVolume, and the CreateVolume request, for a dynamically provisioned claim.
+/// The name of the PersistentVolume, and in the CreateVolume request, of a dynamically provisioned claim.
 pub fn provisioned_volume(claim_uid: &str) -> String {
     format!("pvc-{claim_uid}")
 }
 
-/// The VolumeAttachment for one volume on one node.
+/// The name of the VolumeAttachment for one volume on one node.
 pub fn attachment(volume_handle: &str, driver: &str, node: &str) -> String {
     format!("csi-{}", sha256_hex(&format!("{volume_handle}{driver}{node}")))
 }
 
-/// The finalizer by which the attacher of `driver` holds a VolumeAttachment or PersistentVolume.
+/// The finalizer that the attacher of `driver` puts on VolumeAttachments and PersistentVolumes.
 pub fn attacher_finalizer(driver: &str) -> String {
     let mut clean: String =
         driver.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '-' }).collect();
@@ -25,27 +26,27 @@ pub fn attacher_finalizer(driver: &str) -> String {
 }
 
 /// The name of a CSI volume in `node.status.volumesAttached` and `volumesInUse`.
-pub fn unique_volume(driver: &str, volume_handle: &str) -> String {
+pub fn unique_volume_name(driver: &str, volume_handle: &str) -> String {
     format!("kubernetes.io/csi/{driver}^{volume_handle}")
 }
 
-/// Splits a unique volume name into driver and handle; `None` for anything that is not a CSI volume.
-pub fn split_unique_volume(name: &str) -> Option<(&str, &str)> {
+/// Splits a unique volume name into driver and handle; `None` if it does not name a CSI volume.
+pub fn split_unique_volume_name(name: &str) -> Option<(&str, &str)> {
     let (driver, handle) = name.strip_prefix("kubernetes.io/csi/")?.split_once('^')?;
     (!driver.is_empty() && !handle.is_empty() && !handle.contains('^')).then_some((driver, handle))
 }
 
-/// The value of a label that tells one node's part of something from the others'. Labels are short: of a name that does not
-/// fit, a digest stands for the end.
-pub fn label(what: &str, node: &str) -> String {
-    const LONGEST: usize = 63;
-    let name = format!("{what}-{node}");
-    if name.len() <= LONGEST {
+/// The label value `<component>-<node>`. A value over the limit of a label is cut, and ends with a digest of the whole.
+pub fn node_label_value(component: &str, node: &str) -> String {
+    const MAX_LABEL_BYTES: usize = 63;
+    const DIGEST_BYTES: usize = 8;
+    let name = format!("{component}-{node}");
+    if name.len() <= MAX_LABEL_BYTES {
         return name;
     }
     let digest = sha256_hex(&name);
-    let kept: String = name.chars().take(LONGEST - 9).collect();
-    format!("{}-{}", kept.trim_end_matches(|c: char| !c.is_ascii_alphanumeric()), &digest[..8])
+    let prefix: String = name.chars().take(MAX_LABEL_BYTES - DIGEST_BYTES - 1).collect();
+    format!("{}-{}", prefix.trim_end_matches(|c: char| !c.is_ascii_alphanumeric()), &digest[..DIGEST_BYTES])
 }
 
 pub fn sha256_hex(text: &str) -> String {
@@ -75,20 +76,20 @@ mod tests {
     }
 
     #[test]
-    fn a_label_fits_whatever_the_node_is_called() {
-        assert_eq!(label("external-provisioner", "n1"), "external-provisioner-n1");
-        let (one, two) = (label("x", &"n.".repeat(60)), label("x", &"n.".repeat(61)));
+    fn a_label_value_fits_for_every_node_name() {
+        assert_eq!(node_label_value("external-provisioner", "n1"), "external-provisioner-n1");
+        let (one, two) = (node_label_value("x", &"n.".repeat(60)), node_label_value("x", &"n.".repeat(61)));
         assert!(one.len() <= 63 && one != two, "{one} {two}");
     }
 
     #[test]
-    fn unique_volume_name_splits_into_what_it_was_made_of() {
-        let name = unique_volume("block.cleat.dev", "pvc-1");
-        assert_eq!(split_unique_volume(&name), Some(("block.cleat.dev", "pvc-1")));
+    fn a_unique_volume_name_splits_into_driver_and_handle() {
+        let name = unique_volume_name("block.cleat.dev", "pvc-1");
+        assert_eq!(split_unique_volume_name(&name), Some(("block.cleat.dev", "pvc-1")));
         for bad in
             ["", "kubernetes.io/nfs/x^y", "kubernetes.io/csi/d", "kubernetes.io/csi/d^a^b", "kubernetes.io/csi/^h"]
         {
-            assert_eq!(split_unique_volume(bad), None, "{bad}");
+            assert_eq!(split_unique_volume_name(bad), None, "{bad}");
         }
     }
 }

@@ -1,17 +1,17 @@
-//! What a pod says about volumes and about its own end.
+//! A pod's claims, its node, and whether it has terminated.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 
 use crate::key::{Key, Meta};
 
-/// One volume of a pod that a claim stands behind.
+/// A volume of a pod that is backed by a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimVolume {
     /// The name inside the pod's `spec.volumes`.
     pub volume: String,
     pub claim: Key,
     pub read_only: bool,
-    /// The claim was made for this pod (a generic ephemeral volume) and must be owned by it.
+    /// A generic ephemeral volume: the claim is created for this pod and must be owned by it.
     pub ephemeral: bool,
 }
 
@@ -33,14 +33,14 @@ pub fn claim_volumes(pod: &Pod) -> Vec<ClaimVolume> {
         .collect()
 }
 
-/// The pod refers to the claim; one made for an ephemeral volume must be this pod's own.
-pub fn uses(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
+/// Returns true if a volume of the pod refers to the claim. The claim of an ephemeral volume must be owned by the pod.
+pub fn uses_claim(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
     let key = Key::of(&claim.metadata);
-    claim_volumes(pod).into_iter().any(|v| v.claim == key && (!v.ephemeral || owns(pod, claim)))
+    claim_volumes(pod).into_iter().any(|v| v.claim == key && (!v.ephemeral || owns_claim(pod, claim)))
 }
 
-/// The claim was made for one of the pod's ephemeral volumes.
-pub fn owns(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
+/// Returns true if the pod is the claim's controller, as it is for the claims of its ephemeral volumes.
+pub fn owns_claim(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
     let mut owners = claim.metadata.owner_references.iter().flatten();
     owners.any(|o| o.controller == Some(true) && o.uid == pod.metadata.uid())
 }
@@ -49,7 +49,8 @@ pub fn node_name(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.node_name.as_deref().filter(|n| !n.is_empty())
 }
 
-/// No container of the pod runs or will run again: it finished, or it is being deleted and nothing runs.
+/// Returns true if no container of the pod runs or will run again: the pod has finished, or it is being deleted and no
+/// container is running.
 pub fn is_terminated(pod: &Pod) -> bool {
     let status = pod.status.as_ref();
     if matches!(status.and_then(|s| s.phase.as_deref()), Some("Succeeded" | "Failed")) {

@@ -1,27 +1,29 @@
-//! Kubernetes quantities as exact numbers: parse, compare, write in canonical form.
+//! Kubernetes quantities as exact numbers: parsing, comparison and the canonical form.
 
 use std::cmp::Ordering;
 use std::fmt;
 use std::str::FromStr;
 
-const NANO: i128 = 1_000_000_000;
-const DECIMAL: [(&str, i32); 10] =
+const NANOS_PER_UNIT: i128 = 1_000_000_000;
+/// Suffix and power of ten.
+const DECIMAL_SUFFIXES: [(&str, i32); 10] =
     [("n", -9), ("u", -6), ("m", -3), ("", 0), ("k", 3), ("M", 6), ("G", 9), ("T", 12), ("P", 15), ("E", 18)];
-const BINARY: [(&str, u32); 6] = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40), ("Pi", 50), ("Ei", 60)];
+/// Suffix and power of two.
+const BINARY_SUFFIXES: [(&str, u32); 6] = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40), ("Pi", 50), ("Ei", 60)];
 
-/// The family of suffixes a quantity was written with; canonical output stays in it.
+/// The kind of suffix that a quantity was written with. The canonical form keeps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum SuffixFormat {
     Binary,
     Decimal,
     Exponent,
 }
 
-/// An exact quantity. Fractions finer than 10⁻⁹ round up, as the API server does.
+/// An exact quantity. Fractions below 10⁻⁹ are rounded up, as in Kubernetes.
 #[derive(Clone, Copy, Debug)]
 pub struct Quantity {
     nanos: i128,
-    format: Format,
+    format: SuffixFormat,
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -30,16 +32,16 @@ pub struct InvalidQuantity(pub String);
 
 impl Quantity {
     pub fn from_bytes(bytes: i64) -> Self {
-        Self { nanos: i128::from(bytes) * NANO, format: Format::Binary }
+        Self { nanos: i128::from(bytes) * NANOS_PER_UNIT, format: SuffixFormat::Binary }
     }
 
-    /// The value in whole units, fractions rounded up; saturates at the ends of `i64`.
+    /// The value in whole units, rounded up; saturates at the limits of `i64`.
     pub fn to_bytes(self) -> i64 {
-        let whole = self.nanos.div_euclid(NANO) + i128::from(self.nanos.rem_euclid(NANO) != 0);
+        let whole = self.nanos.div_euclid(NANOS_PER_UNIT) + i128::from(self.nanos.rem_euclid(NANOS_PER_UNIT) != 0);
         i64::try_from(whole).unwrap_or(if whole < 0 { i64::MIN } else { i64::MAX })
     }
 
-    /// The value in thousandths, fractions of them rounded up; saturates like [`Quantity::to_bytes`].
+    /// The value in thousandths, rounded up; saturates like [`Quantity::to_bytes`].
     pub fn to_millis(self) -> i64 {
         Self { nanos: self.nanos.saturating_mul(1000), ..self }.to_bytes()
     }
@@ -69,8 +71,8 @@ impl FromStr for Quantity {
         if whole.is_empty() && fraction.is_empty() || fraction.contains('.') {
             return Err(invalid());
         }
-        let (scale, format) = scale_of(suffix).ok_or_else(invalid)?;
-        let nanos = scaled(whole, fraction, scale).ok_or_else(invalid)?;
+        let (scale, format) = parse_suffix(suffix).ok_or_else(invalid)?;
+        let nanos = to_nanos(whole, fraction, scale).ok_or_else(invalid)?;
         Ok(Self { nanos: if negative { -nanos } else { nanos }, format })
     }
 }
@@ -80,26 +82,26 @@ enum Scale {
     PowerOfTwo(u32),
 }
 
-fn scale_of(suffix: &str) -> Option<(Scale, Format)> {
-    if let Some((_, exponent)) = DECIMAL.iter().find(|(s, _)| *s == suffix) {
-        return Some((Scale::PowerOfTen(*exponent), Format::Decimal));
+fn parse_suffix(suffix: &str) -> Option<(Scale, SuffixFormat)> {
+    if let Some((_, exponent)) = DECIMAL_SUFFIXES.iter().find(|(s, _)| *s == suffix) {
+        return Some((Scale::PowerOfTen(*exponent), SuffixFormat::Decimal));
     }
-    if let Some((_, exponent)) = BINARY.iter().find(|(s, _)| *s == suffix) {
-        return Some((Scale::PowerOfTwo(*exponent), Format::Binary));
+    if let Some((_, exponent)) = BINARY_SUFFIXES.iter().find(|(s, _)| *s == suffix) {
+        return Some((Scale::PowerOfTwo(*exponent), SuffixFormat::Binary));
     }
     let exponent = suffix.strip_prefix(['e', 'E'])?.parse::<i32>().ok()?;
-    (-40..=40).contains(&exponent).then_some((Scale::PowerOfTen(exponent), Format::Exponent))
+    (-40..=40).contains(&exponent).then_some((Scale::PowerOfTen(exponent), SuffixFormat::Exponent))
 }
 
-/// `whole.fraction × scale` in nano units, rounded up; `None` if it does not fit.
-fn scaled(whole: &str, fraction: &str, scale: Scale) -> Option<i128> {
+/// `whole.fraction × scale` in units of 10⁻⁹, rounded up; `None` if it does not fit into `i128`.
+fn to_nanos(whole: &str, fraction: &str, scale: Scale) -> Option<i128> {
     let digits = format!("{whole}{fraction}");
     let digits = digits.trim_start_matches('0');
     let mantissa: i128 = if digits.is_empty() { 0 } else { digits.parse().ok()? };
-    let places = i32::try_from(fraction.len()).ok()?;
+    let decimals = i32::try_from(fraction.len()).ok()?;
     let (mantissa, power) = match scale {
-        Scale::PowerOfTen(exponent) => (mantissa, exponent + 9 - places),
-        Scale::PowerOfTwo(exponent) => (mantissa.checked_mul(1_i128 << exponent)?, 9 - places),
+        Scale::PowerOfTen(exponent) => (mantissa, exponent + 9 - decimals),
+        Scale::PowerOfTwo(exponent) => (mantissa.checked_mul(1_i128 << exponent)?, 9 - decimals),
     };
     if mantissa == 0 {
         return Some(0);
@@ -118,11 +120,11 @@ impl fmt::Display for Quantity {
         if self.nanos == 0 {
             return f.write_str("0");
         }
-        let whole = (self.nanos % NANO == 0).then_some(self.nanos / NANO);
-        // Binary suffixes cannot carry fractions, and small values read better without one.
-        if let (Format::Binary, Some(value)) = (self.format, whole) {
+        let whole = (self.nanos % NANOS_PER_UNIT == 0).then_some(self.nanos / NANOS_PER_UNIT);
+        // A binary suffix is used for multiples of 1024 only; values below that are written without one.
+        if let (SuffixFormat::Binary, Some(value)) = (self.format, whole) {
             if value.abs() >= 1024 {
-                for (suffix, shift) in BINARY.iter().rev() {
+                for (suffix, shift) in BINARY_SUFFIXES.iter().rev() {
                     if value % (1_i128 << shift) == 0 {
                         return write!(f, "{}{suffix}", value >> shift);
                     }
@@ -136,8 +138,8 @@ impl fmt::Display for Quantity {
             value /= 1000;
             exponent += 3;
         }
-        match DECIMAL.iter().find(|(_, e)| *e == exponent) {
-            Some((suffix, _)) if self.format != Format::Exponent => write!(f, "{value}{suffix}"),
+        match DECIMAL_SUFFIXES.iter().find(|(_, e)| *e == exponent) {
+            Some((suffix, _)) if self.format != SuffixFormat::Exponent => write!(f, "{value}{suffix}"),
             _ if exponent == 0 => write!(f, "{value}"),
             _ => write!(f, "{value}e{exponent}"),
         }
@@ -169,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn canonical_form_keeps_the_family_and_the_largest_exact_suffix() {
+    fn the_canonical_form_keeps_the_format_and_uses_the_largest_exact_suffix() {
         for (given, want) in [
             ("5Gi", "5Gi"),
             ("1024Mi", "1Gi"),
@@ -200,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn quantities_compare_by_value_whatever_their_suffix() {
+    fn quantities_compare_by_value_and_not_by_suffix() {
         let q = |s: &str| s.parse::<Quantity>().unwrap();
         assert_eq!(q("1Gi"), q("1073741824"));
         assert!(q("1G") < q("1Gi"));

@@ -1,7 +1,9 @@
-//! Which taints a pod puts up with.
+//! Whether tolerations cover a taint.
 
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 
+/// Returns true if any of the tolerations covers the taint. An empty effect or key covers every effect or key. An unknown
+/// operator covers nothing.
 pub fn tolerates(tolerations: &[Toleration], taint: &Taint) -> bool {
     tolerations.iter().any(|t| {
         let effect = t.effect.as_deref().unwrap_or_default();

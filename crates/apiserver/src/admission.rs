@@ -1,7 +1,7 @@
 //! Admission: the rules about an object that need to look at other objects. Runs before the kind's own validation.
 
 use cleat_api::claim::default_class;
-use cleat_api::keys::{annotation, finalizer, taint};
+use cleat_api::well_known::{annotation, finalizer, taint};
 use cleat_apimachinery::address::ObjectAddress;
 use cleat_store::Range;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod, PodSpec, Taint, Toleration};
@@ -176,8 +176,8 @@ async fn check_expansion(
     new: &PersistentVolumeClaim,
     old: &PersistentVolumeClaim,
 ) -> Result<(), ApiError> {
-    use cleat_api::claim::{claim_class, claim_phase, requested};
-    match (requested(new), requested(old)) {
+    use cleat_api::claim::{claim_class, claim_phase, requested_storage};
+    match (requested_storage(new), requested_storage(old)) {
         (Some(new), Some(old)) if new > old => {}
         _ => return Ok(()),
     }

@@ -15,7 +15,7 @@ use cleat::up::objects::CLASS;
 use cleat::up::{Config, Stack};
 use cleat_api::Key;
 use cleat_api::claim;
-use cleat_api::keys::annotation;
+use cleat_api::well_known::annotation;
 use cleat_drivers::block;
 use cleat_runtime::write::Part;
 use cleat_runtime::{Cache, Caches, Change, Clock as _, SystemClock, write};

@@ -148,18 +148,18 @@ impl Bench {
         self.until("all claims are bound", || self.claims.len() == count && self.claims.count("Bound") == count).await;
     }
 
-    async fn create<K: write::Reachable>(&self, object: K) -> Arc<K> {
+    async fn create<K: write::ApiObject>(&self, object: K) -> Arc<K> {
         write::create(&self.client, &object).await.expect("created")
     }
 
-    async fn send<K: write::Reachable + Send + Sync>(&self, objects: impl Iterator<Item = K>) {
+    async fn send<K: write::ApiObject + Send + Sync>(&self, objects: impl Iterator<Item = K>) {
         let places = Arc::new(Semaphore::new(SENDERS));
         let mut senders = JoinSet::new();
         for object in objects {
             let place = places.clone().acquire_owned().await.expect("open");
             let client = self.client.clone();
             senders.spawn(async move {
-                write::create_unseen(&client, &object).await.expect("created");
+                write::create_without_reply(&client, &object).await.expect("created");
                 drop(place);
             });
         }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use cleat::up::objects::CLASS;
 use cleat::up::{Config, Stack};
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::{VOLUMES_MOUNTED, annotation};
+use cleat_api::well_known::{VOLUMES_MOUNTED_CONDITION, annotation};
 use cleat_api::{claim, condition, names};
 use cleat_runtime::{Cache, Caches, write};
 use cleat_testing::build;
@@ -93,7 +93,7 @@ impl Bench {
         self.until("the volume is attached", |b| {
             let volume = b.caches.volumes().named(&volume)?;
             let csi = volume.spec.as_ref()?.csi.as_ref()?;
-            let unique = names::unique_volume(&csi.driver, &csi.volume_handle);
+            let unique = names::unique_volume_name(&csi.driver, &csi.volume_handle);
             let node = b.caches.nodes().named("node-1")?;
             let attached = node.status.as_ref()?.volumes_attached.as_ref()?;
             attached.iter().any(|v| v.name == unique).then_some(())
@@ -102,7 +102,7 @@ impl Bench {
         times.push(("pod created → attached", begun.elapsed()));
         self.until("the pod's volume is mounted", |b| {
             let pod = b.caches.pods().get(&key)?;
-            condition::pod_condition(&pod, VOLUMES_MOUNTED).filter(|c| c.status == "True").map(drop)
+            condition::pod_condition(&pod, VOLUMES_MOUNTED_CONDITION).filter(|c| c.status == "True").map(drop)
         })
         .await;
         times.push(("pod created → mounted (with mkfs)", begun.elapsed()));

@@ -9,7 +9,7 @@ use std::time::Duration;
 use cleat_api::claim::{claim_phase, volume_name};
 use cleat_api::condition::claim_in_use;
 use cleat_api::key::Meta as _;
-use cleat_api::keys::{annotation, finalizer};
+use cleat_api::well_known::{annotation, finalizer};
 use cleat_apiserver::{ApiServer, Config};
 use cleat_controllers::{Context, bind, ephemeral, protect};
 use cleat_runtime::{Caches, Recorder, SystemClock};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cleat_api::condition::node_ready;
-use cleat_api::keys::taint;
+use cleat_api::well_known::taint;
 use cleat_apiserver::{ApiServer, Config};
 use cleat_controllers::{Context, lifecycle};
 use cleat_runtime::{Caches, Clock};

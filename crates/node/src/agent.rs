@@ -177,7 +177,7 @@ impl Agent {
             nodes: self.caches.nodes(),
             claims: self.caches.claims(),
             volumes: self.caches.volumes(),
-            csi_drivers: self.caches.drivers(),
+            csi_drivers: self.caches.csi_drivers(),
             attachments: self.caches.attachments(),
             state: Mutex::default(),
             drivers: Drivers::default(),
@@ -395,7 +395,7 @@ impl Shared {
             }
         };
         for name in old.symmetric_difference(&new) {
-            match names::split_unique_volume(name) {
+            match names::split_unique_volume_name(name) {
                 Some((driver, handle)) => self.wake_volume(VolumeId::new(driver, handle)),
                 None => self.state.lock().all_volumes().into_iter().for_each(|id| self.wake_volume(id)),
             }

@@ -8,7 +8,7 @@ use cleat_api::Key;
 use cleat_api::access::READ_WRITE_ONCE_POD;
 use cleat_api::claim;
 use cleat_api::key::Meta as _;
-use cleat_api::keys::finalizer;
+use cleat_api::well_known::finalizer;
 use cleat_api::pod::{self as api_pod, ClaimVolume};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, SecretReference, Volume};
 use k8s_openapi::api::storage::v1::CSIDriver;

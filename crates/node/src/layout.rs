@@ -27,7 +27,7 @@ impl VolumeId {
 
     /// The name in `node.status.volumesInUse` and `volumesAttached`.
     pub fn unique_name(&self) -> String {
-        names::unique_volume(&self.driver, &self.handle)
+        names::unique_volume_name(&self.driver, &self.handle)
     }
 
     pub fn attachment_name(&self, node: &str) -> String {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cleat_api::condition::{next_pod_condition, pod_condition};
 use cleat_api::key::Meta as _;
-use cleat_api::keys::VOLUMES_MOUNTED;
+use cleat_api::well_known::VOLUMES_MOUNTED_CONDITION;
 use cleat_api::{Key, pod as api_pod};
 use cleat_host::offload;
 use cleat_runtime::Outcome;
@@ -86,12 +86,12 @@ async fn report(agent: &Shared, pod: &Pod) -> Result<(), TurnError> {
         Verdict::Mounted => ("True", "VolumesMounted", None),
         Verdict::NotMounted { reason, message } => ("False", reason, Some(message)),
     };
-    let current = pod_condition(pod, VOLUMES_MOUNTED);
+    let current = pod_condition(pod, VOLUMES_MOUNTED_CONDITION);
     let next =
-        next_pod_condition(current, VOLUMES_MOUNTED, status, Some(reason), message.as_deref(), agent.clock.time());
+        next_pod_condition(current, VOLUMES_MOUNTED_CONDITION, status, Some(reason), message.as_deref(), agent.clock.time());
     let Some(next) = next else { return Ok(()) };
     let conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
-    let mut conditions: Vec<_> = conditions.filter(|c| c.type_ != VOLUMES_MOUNTED).cloned().collect();
+    let mut conditions: Vec<_> = conditions.filter(|c| c.type_ != VOLUMES_MOUNTED_CONDITION).cloned().collect();
     conditions.push(next);
     // The list is sent whole, so only upon the version it was read from.
     let patch = serde_json::json!({

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cleat_api::Key;
 use cleat_api::key::Meta as _;
-use cleat_api::keys::annotation::NODE_CSI_IDS;
+use cleat_api::well_known::annotation::NODE_CSI_IDS;
 use cleat_runtime::write::{self, Part, WriteError};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::storage::v1::{CSINode, CSINodeDriver, CSINodeSpec, VolumeNodeResources};
@@ -63,7 +63,7 @@ pub(crate) async fn leave(agent: &Shared, name: &str) -> Result<(), RegistryErro
 async fn update_node(agent: &Shared, name: &str, driver: Option<&Announced>) -> Result<Arc<Node>, RegistryError> {
     let key = Key::cluster(&agent.name);
     for _ in 0..MOST_RACES {
-        let found: Option<Node> = write::live(&agent.client, &key).await?;
+        let found: Option<Node> = write::get_live(&agent.client, &key).await?;
         let node = found.ok_or_else(|| RegistryError::NoNode(agent.name.clone()))?;
         let Some(patch) = node_patch(&node, name, driver)? else { return Ok(node.into()) };
         match write::merge::<Node>(&agent.client, Part::Whole, &key, &patch).await {
@@ -120,7 +120,7 @@ async fn update_csi_node(
 ) -> Result<(), RegistryError> {
     let key = Key::cluster(&agent.name);
     for _ in 0..MOST_RACES {
-        let found: Option<CSINode> = write::live(&agent.client, &key).await?;
+        let found: Option<CSINode> = write::get_live(&agent.client, &key).await?;
         let written = match found {
             None => write::create(&agent.client, &csi_node(node, driver)).await,
             // It describes an earlier machine of this name.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use cleat_api::Key;
 use cleat_api::condition::node_ready;
-use cleat_api::keys::{annotation, label};
+use cleat_api::well_known::{annotation, label};
 use cleat_runtime::Outcome;
 use cleat_runtime::write::{self, Part, WriteError};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -44,7 +44,7 @@ pub(crate) async fn register(agent: &Shared) -> Result<(), RegistryError> {
         annotations: Some(annotations.clone()),
         ..ObjectMeta::default()
     };
-    let node = match write::live::<Node>(&agent.client, &key).await? {
+    let node = match write::get_live::<Node>(&agent.client, &key).await? {
         Some(node) => {
             let patch = json!({ "metadata": { "labels": labels, "annotations": annotations } });
             let has =

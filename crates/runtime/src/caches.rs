@@ -1,7 +1,6 @@
-//! One reflector per kind per process, started when somebody first asks for the kind.
+//! The caches of a process: one per kind, each with its reflector, started at the first request for the kind.
 //!
-//! The watch machinery is generic and heavy to compile, so it is instantiated here, once for each kind, and nowhere
-//! else.
+//! The watch code is generic and slow to compile. It is instantiated here, once for each kind, and nowhere else.
 
 use std::sync::{Arc, OnceLock};
 
@@ -14,12 +13,13 @@ use kube::{Client, Resource};
 use tokio_util::sync::CancellationToken;
 
 use crate::cache::{Cache, Cached};
-use crate::reflect::reflect;
+use crate::reflector::reflect;
 
+/// A handle to the shared caches; clones share them. The reflectors end when `stop` is cancelled.
 #[derive(Clone)]
-pub struct Caches(Arc<Shared>);
+pub struct Caches(Arc<CachesInner>);
 
-struct Shared {
+struct CachesInner {
     client: Client,
     stop: CancellationToken,
     pods: OnceLock<Cache<Pod>>,
@@ -27,23 +27,23 @@ struct Shared {
     claims: OnceLock<Cache<PersistentVolumeClaim>>,
     volumes: OnceLock<Cache<PersistentVolume>>,
     classes: OnceLock<Cache<StorageClass>>,
-    drivers: OnceLock<Cache<CSIDriver>>,
+    csi_drivers: OnceLock<Cache<CSIDriver>>,
     csi_nodes: OnceLock<Cache<CSINode>>,
     capacities: OnceLock<Cache<CSIStorageCapacity>>,
     attachments: OnceLock<Cache<VolumeAttachment>>,
     leases: OnceLock<Cache<Lease>>,
-    attributes: OnceLock<Cache<VolumeAttributesClass>>,
+    attributes_classes: OnceLock<Cache<VolumeAttributesClass>>,
 }
 
 macro_rules! kinds {
     ($($field:ident: $kind:ty, $name:literal;)*) => {
         impl Caches {
             pub fn new(client: Client, stop: CancellationToken) -> Self {
-                Self(Arc::new(Shared { client, stop, $($field: OnceLock::new()),* }))
+                Self(Arc::new(CachesInner { client, stop, $($field: OnceLock::new()),* }))
             }
 
             $(pub fn $field(&self) -> Cache<$kind> {
-                self.0.$field.get_or_init(|| start::<$kind>(&self.0, $name)).clone()
+                self.0.$field.get_or_init(|| start_reflector::<$kind>(&self.0, $name)).clone()
             })*
         }
     };
@@ -55,19 +55,19 @@ kinds! {
     claims: PersistentVolumeClaim, "persistentvolumeclaims";
     volumes: PersistentVolume, "persistentvolumes";
     classes: StorageClass, "storageclasses";
-    drivers: CSIDriver, "csidrivers";
+    csi_drivers: CSIDriver, "csidrivers";
     csi_nodes: CSINode, "csinodes";
     capacities: CSIStorageCapacity, "csistoragecapacities";
     attachments: VolumeAttachment, "volumeattachments";
     leases: Lease, "leases";
-    attributes: VolumeAttributesClass, "volumeattributesclasses";
+    attributes_classes: VolumeAttributesClass, "volumeattributesclasses";
 }
 
-fn start<K>(shared: &Shared, name: &'static str) -> Cache<K>
+fn start_reflector<K>(inner: &CachesInner, name: &'static str) -> Cache<K>
 where
     K: Cached + Resource<DynamicType = ()> + Clone,
 {
     let cache = Cache::default();
-    tokio::spawn(reflect(shared.client.clone(), cache.clone(), name, shared.stop.clone()));
+    tokio::spawn(reflect(inner.client.clone(), cache.clone(), name, inner.stop.clone()));
     cache
 }

@@ -1,7 +1,8 @@
-//! The way to the server: through kube's client to one anywhere, or straight into one in the same process.
+//! The client that components read and write with: over HTTP through kube's client, or by direct calls of a server in the same
+//! process.
 //!
-//! kube's client puts a queue and a task between each request and whoever answers it. In one process these hops cost more
-//! than many a request, so there the server's own future runs on the task that asks.
+//! kube's client puts a queue and a task between the caller and the server. Within one process these cost more than many
+//! requests do; a direct call runs the server's future on the caller's task instead.
 
 use std::sync::Arc;
 
@@ -11,63 +12,64 @@ use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use kube::client::Body;
 
-/// Asks a server in this process, and brings its whole answer. It is called on the task that waits for the answer, and
-/// dropped with it. A request with a [`Handed`](cleat_api::Handed) may be answered with an [`Answer`](cleat_api::Answer).
-pub type Call = dyn Fn(Request<Bytes>) -> BoxFuture<'static, Response<Bytes>> + Send + Sync;
+/// Handles a request in this process and returns the complete response. The future runs on the caller's task and is dropped if
+/// the caller is cancelled. A request with a [`TypedBody`](cleat_api::TypedBody) may get a response with a
+/// [`TypedReply`](cleat_api::TypedReply).
+pub type InProcessHandler = dyn Fn(Request<Bytes>) -> BoxFuture<'static, Response<Bytes>> + Send + Sync;
 
-/// Whoever brings a request to a server and the whole answer back.
-pub trait Carrier: Send + Sync {
-    fn carry(&self, request: Request<Bytes>) -> BoxFuture<'_, kube::Result<Response<Bytes>>>;
+/// Sends a request to a server and returns the complete response.
+pub trait Transport: Send + Sync {
+    fn call(&self, request: Request<Bytes>) -> BoxFuture<'_, kube::Result<Response<Bytes>>>;
 
-    /// Is the server in this process?
-    fn is_near(&self) -> bool {
+    /// Returns true if the server is in this process and accepts a [`TypedBody`](cleat_api::TypedBody).
+    fn is_in_process(&self) -> bool {
         false
     }
 }
 
-/// What components read and write with.
+/// A connection to the API server.
 #[derive(Clone)]
 pub struct Client {
     kube: kube::Client,
-    direct: Option<Arc<Call>>,
+    handler: Option<Arc<InProcessHandler>>,
 }
 
 impl From<kube::Client> for Client {
     fn from(kube: kube::Client) -> Self {
-        Self { kube, direct: None }
+        Self { kube, handler: None }
     }
 }
 
 impl Client {
-    /// For a server in this process that `kube` reaches as well, with the same rights.
-    pub fn direct(kube: kube::Client, call: Arc<Call>) -> Self {
-        Self { kube, direct: Some(call) }
+    /// For a server in this process. `kube` must reach the same server as the same user.
+    pub fn in_process(kube: kube::Client, handler: Arc<InProcessHandler>) -> Self {
+        Self { kube, handler: Some(handler) }
     }
 
-    /// For watches, and for what this crate has no words for.
+    /// For watches, and for requests that this crate does not offer.
     pub fn kube(&self) -> &kube::Client {
         &self.kube
     }
 }
 
-impl Carrier for Client {
-    fn is_near(&self) -> bool {
-        self.direct.is_some()
+impl Transport for Client {
+    fn is_in_process(&self) -> bool {
+        self.handler.is_some()
     }
 
-    fn carry(&self, request: Request<Bytes>) -> BoxFuture<'_, kube::Result<Response<Bytes>>> {
-        let Some(call) = &self.direct else { return self.kube.carry(request) };
-        let answer = call(request);
+    fn call(&self, request: Request<Bytes>) -> BoxFuture<'_, kube::Result<Response<Bytes>>> {
+        let Some(handler) = &self.handler else { return self.kube.call(request) };
+        let response = handler(request);
         Box::pin(async move {
-            // Many an answer is there at once: who asks for one after another must not keep others from running.
+            // Many responses are ready without waiting: a caller that sends one request after another must yield to other tasks.
             tokio::task::consume_budget().await;
-            Ok(answer.await)
+            Ok(response.await)
         })
     }
 }
 
-impl Carrier for kube::Client {
-    fn carry(&self, request: Request<Bytes>) -> BoxFuture<'_, kube::Result<Response<Bytes>>> {
+impl Transport for kube::Client {
+    fn call(&self, request: Request<Bytes>) -> BoxFuture<'_, kube::Result<Response<Bytes>>> {
         Box::pin(async move {
             let (parts, body) = self.send(request.map(Body::from)).await?.into_parts();
             Ok(Response::from_parts(parts, body.collect().await?.to_bytes()))
@@ -79,13 +81,13 @@ impl Carrier for kube::Client {
 mod tests {
     use super::*;
     use crate::write::{self, Part};
-    use cleat_api::{Handed, Key};
+    use cleat_api::{Key, TypedBody};
     use http::{Method, StatusCode};
     use k8s_openapi::api::core::v1::ConfigMap;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// A server of one map. What is written comes back; another name is not found.
-    fn answer(request: &Request<Bytes>) -> (StatusCode, Bytes) {
+    /// A server with one ConfigMap. A PUT returns its body; any other name is not found.
+    fn respond(request: &Request<Bytes>) -> (StatusCode, Bytes) {
         let map =
             r#"{"metadata":{"name":"m","namespace":"s","resourceVersion":"7","managedFields":[{"manager":"x"}]}}"#;
         match (request.method(), request.uri().path()) {
@@ -99,11 +101,11 @@ mod tests {
         }
     }
 
-    fn through_kube() -> kube::Client {
+    fn kube_client() -> kube::Client {
         let service = tower::service_fn(|request: Request<Body>| async {
             let (parts, body) = request.into_parts();
             let body = body.collect().await?.to_bytes();
-            let (code, body) = answer(&Request::from_parts(parts, body));
+            let (code, body) = respond(&Request::from_parts(parts, body));
             let mut response = http::Response::new(http_body_util::Full::new(body));
             *response.status_mut() = code;
             Ok::<_, kube::Error>(response)
@@ -111,28 +113,28 @@ mod tests {
         kube::Client::new(service, "default")
     }
 
-    /// Takes objects for texts, and answers alike where it can.
-    fn straight() -> Client {
-        let call = |request: Request<Bytes>| {
-            let (code, body) = answer(&request);
-            let handed = request.extensions().get::<Handed>().filter(|_| code.is_success());
-            let sent = handed.and_then(Handed::take::<ConfigMap>);
+    /// A client of the same server by direct calls, with typed bodies and replies.
+    fn in_process_client() -> Client {
+        let handle = |request: Request<Bytes>| {
+            let (code, body) = respond(&request);
+            let typed = request.extensions().get::<TypedBody>().filter(|_| code.is_success());
+            let object = typed.and_then(TypedBody::take::<ConfigMap>);
             let response = Response::builder().status(code);
-            match sent.and_then(|map| handed?.answer(Arc::new(*map))) {
-                Some(answer) => response.extension(answer).body(Bytes::new()).unwrap(),
+            match object.and_then(|map| typed?.reply(Arc::new(*map))) {
+                Some(reply) => response.extension(reply).body(Bytes::new()).unwrap(),
                 None => response.body(body).unwrap(),
             }
         };
-        Client::direct(through_kube(), Arc::new(move |request| Box::pin(std::future::ready(call(request)))))
+        Client::in_process(kube_client(), Arc::new(move |request| Box::pin(std::future::ready(handle(request)))))
     }
 
     #[tokio::test]
-    async fn both_ways_bring_the_same_answers() {
-        let remote = Client::from(through_kube());
-        for (case, client) in [("through kube's client", &remote), ("straight", &straight())] {
-            let map: ConfigMap = write::live(client, &Key::namespaced("s", "m")).await.unwrap().expect(case);
+    async fn both_transports_return_the_same_replies() {
+        let remote = Client::from(kube_client());
+        for (case, client) in [("HTTP", &remote), ("in process", &in_process_client())] {
+            let map: ConfigMap = write::get_live(client, &Key::namespaced("s", "m")).await.unwrap().expect(case);
             assert_eq!((map.metadata.resource_version.as_deref(), &map.metadata.managed_fields), (Some("7"), &None));
-            let absent = write::live::<ConfigMap>(client, &Key::namespaced("s", "other")).await.unwrap();
+            let absent = write::get_live::<ConfigMap>(client, &Key::namespaced("s", "other")).await.unwrap();
             assert!(absent.is_none(), "{case}");
             assert_eq!(*write::replace(client, Part::Whole, &map).await.unwrap(), map, "{case}");
             let refused = write::create(client, &map).await.unwrap_err();
@@ -141,37 +143,37 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_server_has_removed_is_not_held() {
+    async fn an_object_is_left_only_if_finalizers_or_grace_hold_it() {
         let held = r#""deletionTimestamp":"2026-01-01T00:00:00Z","#;
         for (case, metadata, is_held) in [
-            ("shown as it was", String::new(), false),
-            ("shown with the mark", format!("{held}\"deletionGracePeriodSeconds\":0,"), false),
-            ("held by somebody", format!("{held}\"finalizers\":[\"a/b\"],"), true),
-            ("given time", format!("{held}\"deletionGracePeriodSeconds\":30,"), true),
+            ("without a deletion timestamp", String::new(), false),
+            ("with a deletion timestamp", format!("{held}\"deletionGracePeriodSeconds\":0,"), false),
+            ("held by a finalizer", format!("{held}\"finalizers\":[\"a/b\"],"), true),
+            ("within its grace period", format!("{held}\"deletionGracePeriodSeconds\":30,"), true),
         ] {
             let text = format!(r#"{{"kind":"ConfigMap","metadata":{{{metadata}"name":"m","namespace":"s"}}}}"#);
             let map: ConfigMap = serde_json::from_str(&text).unwrap();
-            let call = move |_: Request<Bytes>| Response::new(Bytes::from(text.clone()));
-            let client = Client::direct(through_kube(), Arc::new(move |r| Box::pin(std::future::ready(call(r)))));
+            let handle = move |_: Request<Bytes>| Response::new(Bytes::from(text.clone()));
+            let client = Client::in_process(kube_client(), Arc::new(move |r| Box::pin(std::future::ready(handle(r)))));
             let left = write::delete(&client, &map).await.unwrap();
             assert_eq!(left.is_some(), is_held, "{case}");
         }
     }
 
     #[tokio::test]
-    async fn who_asks_again_and_again_lets_others_run() {
-        static ASKED: AtomicUsize = AtomicUsize::new(0);
-        const TIMES: usize = 10_000;
-        let asking = tokio::spawn(async {
-            let client = straight();
-            for _ in 0..TIMES {
-                write::live::<ConfigMap>(&client, &Key::namespaced("s", "m")).await.unwrap();
-                ASKED.fetch_add(1, Ordering::Relaxed);
+    async fn a_caller_in_a_loop_lets_other_tasks_run() {
+        static SENT: AtomicUsize = AtomicUsize::new(0);
+        const REQUESTS: usize = 10_000;
+        let caller = tokio::spawn(async {
+            let client = in_process_client();
+            for _ in 0..REQUESTS {
+                write::get_live::<ConfigMap>(&client, &Key::namespaced("s", "m")).await.unwrap();
+                SENT.fetch_add(1, Ordering::Relaxed);
             }
         });
         tokio::task::yield_now().await;
-        let by_then = ASKED.load(Ordering::Relaxed);
-        assert!(0 < by_then && by_then < TIMES, "{by_then} of {TIMES} before anybody else's turn");
-        asking.await.unwrap();
+        let sent = SENT.load(Ordering::Relaxed);
+        assert!(0 < sent && sent < REQUESTS, "{sent} of {REQUESTS} before another task ran");
+        caller.await.unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Time as something a component is given, so that tests can give it another.
+//! The wall clock as a parameter of components, so that tests can replace it.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 pub trait Clock: Send + Sync + 'static {
     fn now(&self) -> Timestamp;
 
-    /// As it is written into objects: in whole seconds.
+    /// The time as objects store it, in whole seconds.
     fn time(&self) -> Time {
         Time(Timestamp::from_second(self.now().as_second()).unwrap_or_default())
     }
@@ -21,7 +21,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that stands still; for tests.
+/// A clock that always returns the same time, for tests.
 #[derive(Clone, Copy, Debug)]
 pub struct FixedClock(pub Timestamp);
 

@@ -1,7 +1,7 @@
-//! Events for people: recorded in the background, repeated ones counted on one object, and many that differ only in their
-//! message combined in one.
+//! Records Kubernetes events in the background. A repeated event increases the count of one Event object; many events that differ
+//! only in their message are combined in one.
 //!
-//! Recording never delays and never fails a reconcile. When the server cannot keep up, events are dropped.
+//! Recording never delays a reconcile and never fails it. Events are dropped if the server is too slow.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -21,18 +21,20 @@ use crate::client::Client;
 use crate::clock::Clock;
 use crate::write::{self, Part};
 
-const WAITING_AT_MOST: usize = 4096;
-/// A repeated event is written at most this often; what happens in between is added to the next count.
-const REPEAT_EVERY: Duration = Duration::from_secs(5);
+const MAX_PENDING_EVENTS: usize = 4096;
+/// The count of a repeated event is written at most this often; repetitions in between are added to the next write.
+const MIN_COUNT_INTERVAL: Duration = Duration::from_secs(5);
 /// How long an event waits for others to be written with it.
-const GATHERING: Duration = Duration::from_millis(50);
-/// Of how many objects events are on their way to the server at the same time.
-const AT_ONCE: usize = 64;
-/// How many different events are remembered for counting.
-const REMEMBERED: usize = 4096;
-/// From so many on, events about one object that differ only in their message are combined; after such a pause no more.
-const SIMILAR: usize = 10;
-const SIMILAR_FOR: Duration = Duration::from_secs(600);
+const BATCH_DELAY: Duration = Duration::from_millis(50);
+/// The events of this many objects are written concurrently.
+const MAX_CONCURRENT_OBJECTS: usize = 64;
+/// The maximum number of series, and of groups of similar events. All are forgotten when it is reached: later repetitions start a
+/// new Event object.
+const MAX_TRACKED: usize = 4096;
+/// Events of one object that differ only in their message are combined from this number of messages on.
+const COMBINE_THRESHOLD: usize = 10;
+/// After this long without a similar event, events are no longer combined.
+const COMBINE_WINDOW: Duration = Duration::from_secs(600);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventType {
@@ -49,7 +51,8 @@ impl EventType {
     }
 }
 
-struct Note {
+/// An event that was recorded and not written yet.
+struct PendingEvent {
     about: ObjectReference,
     kind: EventType,
     reason: String,
@@ -57,20 +60,20 @@ struct Note {
     at: Time,
 }
 
-/// Records events in the name of one component.
+/// Records events of one component.
 #[derive(Clone)]
 pub struct Recorder {
-    notes: mpsc::Sender<Note>,
+    sender: mpsc::Sender<PendingEvent>,
     clock: Arc<dyn Clock>,
 }
 
 impl Recorder {
-    /// Must be called on a tokio runtime: the writing happens in a task that ends with the last recorder.
+    /// Must be called in a tokio runtime: it spawns the task that writes the events. The task ends when the last clone of the
+    /// recorder is dropped.
     pub fn new(client: impl Into<Client>, component: &str, clock: Arc<dyn Clock>) -> Self {
-        let (notes, inbox) = mpsc::channel(WAITING_AT_MOST);
-        let (known, similar) = (HashMap::new(), HashMap::new());
-        tokio::spawn(Writer { client: client.into(), component: component.to_owned(), known, similar }.run(inbox));
-        Self { notes, clock }
+        let (sender, receiver) = mpsc::channel(MAX_PENDING_EVENTS);
+        tokio::spawn(EventWriter::new(client.into(), component).run(receiver));
+        Self { sender, clock }
     }
 
     pub fn event<K: Resource<DynamicType = ()>>(
@@ -80,16 +83,16 @@ impl Recorder {
         reason: &str,
         message: impl Into<String>,
     ) {
-        let note = Note {
+        let event = PendingEvent {
             about: about.object_ref(&()),
             kind,
             reason: reason.to_owned(),
             message: message.into(),
-            // To the nanosecond: events of one second need names of their own.
+            // With nanoseconds: the event's name is derived from it and must differ within a second.
             at: Time(self.clock.now()),
         };
-        if self.notes.try_send(note).is_err() {
-            debug!(reason, "event dropped: too many are waiting to be written");
+        if self.sender.try_send(event).is_err() {
+            debug!(reason, "event dropped: too many pending events");
         }
     }
 
@@ -102,181 +105,187 @@ impl Recorder {
     }
 }
 
-struct Writer {
+struct EventWriter {
     client: Client,
     component: String,
-    /// By what is told of whom.
-    known: HashMap<Digest, Series>,
-    /// The same without the message.
-    similar: HashMap<Digest, Similar>,
+    /// By object, type, reason and message; of combined events, without the message.
+    series: HashMap<Digest, EventSeries>,
+    /// By object, type and reason.
+    similar: HashMap<Digest, SimilarEvents>,
 }
 
-/// Stands for texts: thousands of events are remembered for a while, and their texts are long.
+/// A hash of strings, which takes less memory than thousands of messages.
 type Digest = u128;
 
-fn digest(texts: &[&str]) -> Digest {
+fn digest(parts: &[&str]) -> Digest {
     let half = |salt: u8| {
         let mut hasher = DefaultHasher::new();
-        (salt, texts).hash(&mut hasher);
+        (salt, parts).hash(&mut hasher);
         u128::from(hasher.finish())
     };
     half(0) << 64 | half(1)
 }
 
 /// Events that differ only in their message.
-struct Similar {
-    /// The digests of the messages, up to as many as count.
+struct SimilarEvents {
+    /// Hashes of the different messages, [`COMBINE_THRESHOLD`] at most.
     messages: Vec<u64>,
     last: Instant,
 }
 
-struct Series {
-    /// What the event's name has besides that of the object it is about.
+/// An Event object that repetitions are counted on.
+struct EventSeries {
+    /// The Event's name is the name of the object it is about, with this suffix.
     suffix: u64,
     count: i32,
-    written: Instant,
+    last_write: Instant,
 }
 
-/// What is told of one object is told in order.
-fn by_subject(writes: Vec<Write>) -> Vec<Vec<Write>> {
-    let mut places: HashMap<String, usize> = HashMap::new();
-    let mut groups: Vec<Vec<Write>> = Vec::new();
+/// Groups the writes by the object that they are about. Within a group the order is kept.
+fn group_by_object(writes: Vec<EventWrite>) -> Vec<Vec<EventWrite>> {
+    let mut positions: HashMap<String, usize> = HashMap::new();
+    let mut groups: Vec<Vec<EventWrite>> = Vec::new();
     for write in writes {
         let about = match &write {
-            Write::Create { event, .. } => &event.involved_object,
-            Write::Count { note, .. } => &note.about,
+            EventWrite::Create { event, .. } => &event.involved_object,
+            EventWrite::Count { event, .. } => &event.about,
         };
-        let place = *places.entry(about.uid.clone().unwrap_or_default()).or_insert(groups.len());
-        if place == groups.len() {
+        let position = *positions.entry(about.uid.clone().unwrap_or_default()).or_insert(groups.len());
+        if position == groups.len() {
             groups.push(Vec::new());
         }
-        groups[place].push(write);
+        groups[position].push(write);
     }
     groups
 }
 
-/// What is written for a note.
-enum Write {
+enum EventWrite {
     Create { id: Digest, event: Box<Event> },
-    Count { id: Digest, key: Key, count: i32, note: Box<Note> },
+    Count { id: Digest, key: Key, count: i32, event: Box<PendingEvent> },
 }
 
-impl Writer {
-    async fn run(mut self, mut inbox: mpsc::Receiver<Note>) {
-        let mut notes = Vec::new();
+impl EventWriter {
+    fn new(client: Client, component: &str) -> Self {
+        Self { client, component: component.to_owned(), series: HashMap::new(), similar: HashMap::new() }
+    }
+
+    async fn run(mut self, mut receiver: mpsc::Receiver<PendingEvent>) {
+        let mut events = Vec::new();
         loop {
-            if inbox.recv_many(&mut notes, WAITING_AT_MOST).await == 0 {
+            if receiver.recv_many(&mut events, MAX_PENDING_EVENTS).await == 0 {
                 return;
             }
-            // Nobody waits for an event, and what is told of waits for the same disk: events go together, a little later.
-            tokio::time::sleep(GATHERING).await;
-            while notes.len() < WAITING_AT_MOST {
-                let Ok(note) = inbox.try_recv() else { break };
-                notes.push(note);
+            // Events are not urgent, and they compete with the writes that they report for the same disk: they are written in
+            // batches.
+            tokio::time::sleep(BATCH_DELAY).await;
+            while events.len() < MAX_PENDING_EVENTS {
+                let Ok(event) = receiver.try_recv() else { break };
+                events.push(event);
             }
-            let writes: Vec<Write> = notes.drain(..).filter_map(|note| self.planned(note)).collect();
+            let writes: Vec<EventWrite> = events.drain(..).filter_map(|event| self.plan(event)).collect();
             self.write_all(writes).await;
         }
     }
 
-    /// What to write for a note, if anything. From here on it counts as written.
-    fn planned(&mut self, mut note: Note) -> Option<Write> {
-        let uid = note.about.uid.as_deref().unwrap_or_default();
-        let sort = digest(&[uid, note.kind.as_str(), &note.reason]);
-        let mut id = digest(&[uid, note.kind.as_str(), &note.reason, &note.message]);
-        if self.is_one_of_many(sort, &note.message) {
-            note.message = format!("(combined from similar events): {}", note.message);
-            id = sort;
+    /// The write for an event, if it needs one now. The event is counted in its series in any case.
+    fn plan(&mut self, mut event: PendingEvent) -> Option<EventWrite> {
+        let uid = event.about.uid.as_deref().unwrap_or_default();
+        let group = digest(&[uid, event.kind.as_str(), &event.reason]);
+        let mut id = digest(&[uid, event.kind.as_str(), &event.reason, &event.message]);
+        if self.must_combine(group, &event.message) {
+            event.message = format!("(combined from similar events): {}", event.message);
+            id = group;
         }
-        if let Some(series) = self.known.get_mut(&id) {
+        if let Some(series) = self.series.get_mut(&id) {
             series.count += 1;
-            if series.written.elapsed() < REPEAT_EVERY {
+            if series.last_write.elapsed() < MIN_COUNT_INTERVAL {
                 return None;
             }
-            series.written = Instant::now();
-            let key = key_of(&note, series.suffix);
-            return Some(Write::Count { id, key, count: series.count, note: Box::new(note) });
+            series.last_write = Instant::now();
+            let key = event_key(&event, series.suffix);
+            return Some(EventWrite::Count { id, key, count: series.count, event: Box::new(event) });
         }
-        Some(self.begun(id, &note))
+        Some(self.start_series(id, &event))
     }
 
-    fn is_one_of_many(&mut self, sort: Digest, message: &str) -> bool {
-        if self.similar.len() >= REMEMBERED && !self.similar.contains_key(&sort) {
+    /// Records the message and returns true if the group has so many different ones that its events are combined.
+    fn must_combine(&mut self, group: Digest, message: &str) -> bool {
+        if self.similar.len() >= MAX_TRACKED && !self.similar.contains_key(&group) {
             self.similar.clear();
         }
         let now = Instant::now();
-        let fresh = || Similar { messages: Vec::with_capacity(1), last: now };
-        let similar = self.similar.entry(sort).or_insert_with(fresh);
-        if now.duration_since(similar.last) > SIMILAR_FOR {
+        let new = || SimilarEvents { messages: Vec::with_capacity(1), last: now };
+        let similar = self.similar.entry(group).or_insert_with(new);
+        if now.duration_since(similar.last) > COMBINE_WINDOW {
             similar.messages.clear();
         }
         similar.last = now;
         let mut hasher = DefaultHasher::new();
         message.hash(&mut hasher);
-        let digest = hasher.finish();
-        if !similar.messages.contains(&digest) && similar.messages.len() < SIMILAR {
-            similar.messages.push(digest);
+        let hash = hasher.finish();
+        if !similar.messages.contains(&hash) && similar.messages.len() < COMBINE_THRESHOLD {
+            similar.messages.push(hash);
         }
-        similar.messages.len() >= SIMILAR
+        similar.messages.len() >= COMBINE_THRESHOLD
     }
 
-    /// A series begins.
-    fn begun(&mut self, id: Digest, note: &Note) -> Write {
-        let at = note.at.0.to_string();
-        // Another component may tell the same in the same moment.
+    /// Starts a series with a new Event object.
+    fn start_series(&mut self, id: Digest, event: &PendingEvent) -> EventWrite {
+        let at = event.at.0.to_string();
+        // With the component: another one may record the same event at the same time.
         let suffix = (digest(&[&format!("{id:x}"), &self.component, &at]) >> 64) as u64;
-        let event = Box::new(self.build(note, suffix));
-        if self.known.len() >= REMEMBERED {
-            self.known.clear();
+        let event = Box::new(self.build(event, suffix));
+        if self.series.len() >= MAX_TRACKED {
+            self.series.clear();
         }
-        self.known.insert(id, Series { suffix, count: 1, written: Instant::now() });
-        Write::Create { id, event }
+        self.series.insert(id, EventSeries { suffix, count: 1, last_write: Instant::now() });
+        EventWrite::Create { id, event }
     }
 
-    async fn write_all(&mut self, writes: Vec<Write>) {
-        let mut left = writes;
-        while !left.is_empty() {
-            let done: Vec<Vec<Outcome>> = {
+    async fn write_all(&mut self, writes: Vec<EventWrite>) {
+        let mut remaining = writes;
+        while !remaining.is_empty() {
+            let results: Vec<Vec<WriteResult>> = {
                 let client = &self.client;
-                let told = futures::stream::iter(by_subject(left)).map(|writes| async move {
-                    let mut done = Vec::with_capacity(writes.len());
+                let groups = futures::stream::iter(group_by_object(remaining)).map(|writes| async move {
+                    let mut results = Vec::with_capacity(writes.len());
                     for write in writes {
-                        done.push(perform(client, write).await);
+                        results.push(perform(client, write).await);
                     }
-                    done
+                    results
                 });
-                told.buffer_unordered(AT_ONCE).collect().await
+                groups.buffer_unordered(MAX_CONCURRENT_OBJECTS).collect().await
             };
-            // What expired on the server begins anew.
-            left = done
+            // An event whose Event object has expired on the server starts a new series.
+            remaining = results
                 .into_iter()
                 .flatten()
-                .filter_map(|outcome| match outcome {
-                    Outcome::Written => None,
-                    Outcome::Failed(id) => {
-                        self.known.remove(&id);
+                .filter_map(|result| match result {
+                    WriteResult::Written => None,
+                    WriteResult::Failed(id) => {
+                        self.series.remove(&id);
                         None
                     }
-                    Outcome::Expired(id, note) => {
-                        self.known.remove(&id);
-                        Some(self.begun(id, &note))
+                    WriteResult::Expired(id, event) => {
+                        self.series.remove(&id);
+                        Some(self.start_series(id, &event))
                     }
                 })
                 .collect();
         }
     }
 
-    fn build(&self, note: &Note, suffix: u64) -> Event {
-        let key = key_of(note, suffix);
+    fn build(&self, event: &PendingEvent, suffix: u64) -> Event {
+        let key = event_key(event, suffix);
         Event {
             metadata: ObjectMeta { name: Some(key.name), namespace: key.namespace, ..ObjectMeta::default() },
-            involved_object: note.about.clone(),
-            type_: Some(note.kind.as_str().to_owned()),
-            reason: Some(note.reason.clone()),
-            message: Some(note.message.clone()),
+            involved_object: event.about.clone(),
+            type_: Some(event.kind.as_str().to_owned()),
+            reason: Some(event.reason.clone()),
+            message: Some(event.message.clone()),
             count: Some(1),
-            first_timestamp: Some(note.at.clone()),
-            last_timestamp: Some(note.at.clone()),
+            first_timestamp: Some(event.at.clone()),
+            last_timestamp: Some(event.at.clone()),
             source: Some(EventSource { component: Some(self.component.clone()), host: None }),
             reporting_component: Some(self.component.clone()),
             ..Event::default()
@@ -284,37 +293,40 @@ impl Writer {
     }
 }
 
-/// Where the event about this is. One about a cluster-scoped object is in the default namespace.
-fn key_of(note: &Note, suffix: u64) -> Key {
-    let name = note.about.name.as_deref().unwrap_or_default();
-    Key::namespaced(note.about.namespace.as_deref().unwrap_or("default"), format!("{name}.{suffix:016x}"))
+/// The key of the Event object. Events about cluster-scoped objects are in the namespace `default`.
+fn event_key(event: &PendingEvent, suffix: u64) -> Key {
+    let name = event.about.name.as_deref().unwrap_or_default();
+    Key::namespaced(event.about.namespace.as_deref().unwrap_or("default"), format!("{name}.{suffix:016x}"))
 }
 
-enum Outcome {
+enum WriteResult {
+    /// Written, or not worth another attempt.
     Written,
+    /// The Event object was not created.
     Failed(Digest),
-    Expired(Digest, Box<Note>),
+    /// The Event object does not exist any more.
+    Expired(Digest, Box<PendingEvent>),
 }
 
-async fn perform(client: &Client, write: Write) -> Outcome {
+async fn perform(client: &Client, write: EventWrite) -> WriteResult {
     match write {
-        Write::Create { id, event } => match write::create_unseen(client, &*event).await {
+        EventWrite::Create { id, event } => match write::create_without_reply(client, &*event).await {
             Err(error) if !error.already_exists() => {
                 debug!(%error, "event not written");
-                Outcome::Failed(id)
+                WriteResult::Failed(id)
             }
-            Ok(()) | Err(_) => Outcome::Written,
+            Ok(()) | Err(_) => WriteResult::Written,
         },
-        Write::Count { id, key, count, note } => {
-            // Of events that were combined, the last one tells.
-            let patch = serde_json::json!({ "count": count, "lastTimestamp": note.at, "message": note.message });
+        EventWrite::Count { id, key, count, event } => {
+            // Combined events show the message of the last one.
+            let patch = serde_json::json!({ "count": count, "lastTimestamp": event.at, "message": event.message });
             match write::merge::<Event>(client, Part::Whole, &key, &patch).await {
-                Err(error) if error.is_not_found() => Outcome::Expired(id, note),
+                Err(error) if error.is_not_found() => WriteResult::Expired(id, event),
                 Err(error) => {
-                    debug!(%error, "event not counted");
-                    Outcome::Written
+                    debug!(%error, "count of event not written");
+                    WriteResult::Written
                 }
-                Ok(_) => Outcome::Written,
+                Ok(_) => WriteResult::Written,
             }
         }
     }
@@ -324,8 +336,8 @@ async fn perform(client: &Client, write: Write) -> Outcome {
 mod tests {
     use super::*;
 
-    fn note(uid: &str, reason: &str, message: &str) -> Note {
-        Note {
+    fn event(uid: &str, reason: &str, message: &str) -> PendingEvent {
+        PendingEvent {
             about: ObjectReference {
                 uid: Some(uid.to_owned()),
                 name: Some(format!("name-of-{uid}")),
@@ -338,27 +350,28 @@ mod tests {
         }
     }
 
-    fn writer() -> Writer {
+    fn writer() -> EventWriter {
         let service = tower::service_fn(|_: http::Request<kube::client::Body>| async {
             Ok::<_, std::convert::Infallible>(http::Response::new(http_body_util::Empty::<bytes::Bytes>::new()))
         });
         let client = Client::from(kube::Client::new(service, "default"));
-        Writer { client, component: "test".to_owned(), known: HashMap::new(), similar: HashMap::new() }
+        EventWriter::new(client, "test")
     }
 
     #[tokio::test]
-    async fn what_is_told_of_one_object_stays_in_order() {
+    async fn events_of_one_object_stay_in_order() {
         let mut writer = writer();
-        let notes = [("a", "first"), ("b", "first"), ("a", "second"), ("c", "first"), ("b", "second")];
-        let writes = notes.into_iter().filter_map(|(uid, reason)| writer.planned(note(uid, reason, "m")));
-        let groups = by_subject(writes.collect());
-        let told = |write: &Write| match write {
-            Write::Create { event, .. } => {
+        let events = [("a", "first"), ("b", "first"), ("a", "second"), ("c", "first"), ("b", "second")];
+        let writes = events.into_iter().filter_map(|(uid, reason)| writer.plan(event(uid, reason, "m")));
+        let groups = group_by_object(writes.collect());
+        let uid_and_reason = |write: &EventWrite| match write {
+            EventWrite::Create { event, .. } => {
                 (event.involved_object.uid.clone().unwrap_or_default(), event.reason.clone().unwrap_or_default())
             }
-            Write::Count { .. } => panic!("none is repeated"),
+            EventWrite::Count { .. } => panic!("none is repeated"),
         };
-        let groups: Vec<Vec<(String, String)>> = groups.iter().map(|group| group.iter().map(told).collect()).collect();
+        let groups: Vec<Vec<(String, String)>> =
+            groups.iter().map(|group| group.iter().map(uid_and_reason).collect()).collect();
         let pair = |(uid, reason): (&str, &str)| (uid.to_owned(), reason.to_owned());
         assert_eq!(
             groups,
@@ -371,27 +384,31 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_repeated_event_is_counted_on_the_first_and_a_different_one_is_not() {
+    async fn a_repeated_event_is_counted_and_a_different_one_is_created() {
         let mut writer = writer();
-        let Some(Write::Create { event, .. }) = writer.planned(note("a", "r", "m")) else { panic!("it is new") };
-        assert!(writer.planned(note("a", "r", "m")).is_none(), "the next one is counted soon enough");
+        let Some(EventWrite::Create { event: first, .. }) = writer.plan(event("a", "r", "m")) else {
+            panic!("it is new")
+        };
+        assert!(writer.plan(event("a", "r", "m")).is_none(), "its count is written later");
         for (case, other) in [
-            ("another object", note("b", "r", "m")),
-            ("another reason", note("a", "rm", "")),
-            ("another message", note("a", "r", "n")),
+            ("another object", event("b", "r", "m")),
+            ("another reason", event("a", "rm", "")),
+            ("another message", event("a", "r", "n")),
         ] {
-            let Some(Write::Create { event: told, .. }) = writer.planned(other) else { panic!("{case}") };
-            assert_ne!(told.metadata.name, event.metadata.name, "{case}");
+            let Some(EventWrite::Create { event: created, .. }) = writer.plan(other) else { panic!("{case}") };
+            assert_ne!(created.metadata.name, first.metadata.name, "{case}");
         }
-        tokio::time::advance(REPEAT_EVERY).await;
-        let Some(Write::Count { key, count, .. }) = writer.planned(note("a", "r", "m")) else { panic!("it is known") };
-        assert_eq!((key, count), (Key::of(&event.metadata), 3));
+        tokio::time::advance(MIN_COUNT_INTERVAL).await;
+        let Some(EventWrite::Count { key, count, .. }) = writer.plan(event("a", "r", "m")) else {
+            panic!("it is a repetition")
+        };
+        assert_eq!((key, count), (Key::of(&first.metadata), 3));
     }
 
     #[tokio::test]
-    async fn many_that_differ_only_in_their_message_become_one() {
+    async fn many_events_that_differ_only_in_their_message_are_combined() {
         let mut writer = writer();
-        let made = (0..SIMILAR + 5).filter_map(|n| writer.planned(note("a", "r", &format!("message {n}"))));
-        assert_eq!(made.count(), SIMILAR, "the last of which stands for all that follow");
+        let writes = (0..COMBINE_THRESHOLD + 5).filter_map(|n| writer.plan(event("a", "r", &format!("message {n}"))));
+        assert_eq!(writes.count(), COMBINE_THRESHOLD, "the last one is combined with all that follow");
     }
 }

@@ -1,20 +1,23 @@
-//! What a controller is made of: shared caches, a keyed work queue, a clock and an event recorder.
+//! The building blocks of controllers: shared caches, a work queue of keys, conditional writes, leader election, a clock and an
+//! event recorder.
 //!
-//! Nothing here knows what a volume is. Everything goes through [`Client`], so it works the same on the embedded API
-//! server, on a remote one and on a real Kubernetes cluster.
+//! No code here depends on volumes. All requests go through [`Client`], so that they work with the embedded API server, a remote
+//! one and a real Kubernetes cluster.
 
 pub mod cache;
 pub mod caches;
+mod calls;
 pub mod client;
 pub mod clock;
+mod decode;
 pub mod events;
-pub mod follow;
 pub mod lease;
+mod list_watch;
+pub mod metadata_watch;
 pub mod metrics;
 pub mod queue;
-mod reflect;
-mod watch;
-mod wire;
+mod reflector;
+mod watch_lines;
 pub mod work;
 pub mod write;
 

@@ -1,4 +1,4 @@
-//! Takes keys from a queue and runs one reconcile per key, many keys at a time.
+//! Takes keys from a queue and reconciles several keys concurrently, each key by one task at a time.
 
 use std::fmt::Display;
 use std::future::Future;
@@ -11,27 +11,27 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, debug, info_span, warn};
 
-use crate::metrics::{self, Meter};
+use crate::metrics::{ControllerMetrics, ReconcileResult};
 use crate::queue::{Queue, QueueKey};
 use crate::write::WriteError;
 
-/// What one reconcile of one key came to.
+/// The result of a successful reconcile.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Nothing left to do until something changes.
+    /// Nothing is left to do until an object changes.
     Done,
-    /// Look again after this long, though nothing failed.
-    Again(Duration),
+    /// Reconcile the key again after this long, even if nothing changes.
+    RequeueAfter(Duration),
 }
 
-/// Runs `reconcile` for each key until `stop`; then waits for those under way.
+/// Runs `reconcile` for each key until `stop` is cancelled, then waits for the running reconciles.
 ///
-/// An error puts the key back with backoff. A conflict is not worth a warning: someone else wrote first, and the
-/// watch brings the newer state.
+/// At most `max_concurrent` reconciles run at the same time, fewer while the server is overloaded. After an error the key is
+/// queued again, with the delay and log level of the error's [`Severity`].
 pub async fn work<K, E, F, Fut>(
     name: &'static str,
     queue: Queue<K>,
-    at_once: usize,
+    max_concurrent: usize,
     stop: CancellationToken,
     reconcile: F,
 ) where
@@ -41,12 +41,12 @@ pub async fn work<K, E, F, Fut>(
     Fut: Future<Output = Result<Outcome, E>> + Send + 'static,
     for<'a> &'a E: Into<Severity>,
 {
-    let meter = Meter::of(name);
-    let limit = Limit::new(at_once);
+    let metrics = ControllerMetrics::of(name);
+    let limit = ConcurrencyLimit::new(max_concurrent);
     let mut running = JoinSet::new();
     loop {
         while running.try_join_next().is_some() {}
-        while running.len() >= limit.now() {
+        while running.len() >= limit.current() {
             tokio::select! {
                 () = stop.cancelled() => break,
                 _ = running.join_next() => {}
@@ -56,18 +56,18 @@ pub async fn work<K, E, F, Fut>(
             () = stop.cancelled() => break,
             next = queue.next_with_age() => next,
         };
-        meter.taken(waited, queue.len());
+        metrics.reconcile_started(waited, queue.len());
         let span = info_span!("reconcile", controller = name, key = ?key);
-        // A reconcile is a large future: it is moved once, to where it stays.
+        // Boxed because a reconcile is a large future, which would be moved several times otherwise.
         let task = Box::pin(reconcile(key.clone()));
-        let turn = Turn { queue: queue.clone(), key, finished: false };
-        let (meter, limit) = (meter.clone(), limit.clone());
+        let item = WorkItem { queue: queue.clone(), key, is_finished: false };
+        let (metrics, limit) = (metrics.clone(), limit.clone());
         running.spawn(
             async move {
-                let begun = Instant::now();
-                let result = settle(turn, task.await);
-                limit.learn(result);
-                meter.ended(result, begun.elapsed());
+                let started = Instant::now();
+                let result = finish(item, task.await);
+                limit.record(result);
+                metrics.reconcile_ended(result, started.elapsed());
             }
             .instrument(span),
         );
@@ -75,132 +75,142 @@ pub async fn work<K, E, F, Fut>(
     while running.join_next().await.is_some() {}
 }
 
-/// How many reconciles run at the same time: as many as allowed, and half as many each time the server says that it
-/// is too much; with every round that goes well, one more again.
+/// The number of reconciles that may run at the same time. It is halved whenever the server is overloaded, and grows by one,
+/// up to the maximum, after as many successes as it allows reconciles.
 #[derive(Clone)]
-struct Limit {
-    most: usize,
-    /// The limit now, and how many have gone well since it last changed.
-    state: Arc<Mutex<(usize, usize)>>,
+struct ConcurrencyLimit {
+    max: usize,
+    state: Arc<Mutex<LimitState>>,
 }
 
-impl Limit {
-    fn new(most: usize) -> Self {
-        Self { most, state: Arc::new(Mutex::new((most, 0))) }
+struct LimitState {
+    current: usize,
+    /// Successful reconciles since `current` has changed.
+    successes: usize,
+}
+
+impl ConcurrencyLimit {
+    fn new(max: usize) -> Self {
+        Self { max, state: Arc::new(Mutex::new(LimitState { current: max, successes: 0 })) }
     }
 
-    fn now(&self) -> usize {
-        self.state.lock().0
+    fn current(&self) -> usize {
+        self.state.lock().current
     }
 
-    fn learn(&self, result: metrics::Result) {
+    fn record(&self, result: ReconcileResult) {
         let mut state = self.state.lock();
-        let (limit, well) = &mut *state;
+        let LimitState { current, successes } = &mut *state;
         match result {
-            metrics::Result::Overloaded => (*limit, *well) = ((*limit / 2).max(1), 0),
-            metrics::Result::Done if *limit < self.most => {
-                *well += 1;
-                if *well >= *limit {
-                    (*limit, *well) = (*limit + 1, 0);
+            ReconcileResult::Overloaded => (*current, *successes) = ((*current / 2).max(1), 0),
+            ReconcileResult::Done if *current < self.max => {
+                *successes += 1;
+                if *successes >= *current {
+                    (*current, *successes) = (*current + 1, 0);
                 }
             }
-            metrics::Result::Done | metrics::Result::Conflicted | metrics::Result::Failed => {}
+            ReconcileResult::Done | ReconcileResult::Conflicted | ReconcileResult::Failed => {}
         }
     }
 }
 
-/// What a failed reconcile means for the next try, and how loudly it is reported.
+/// The kind of a reconcile error: it determines when the key is reconciled again and how the error is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
-    /// Somebody else wrote first: again as soon as the newer state can be here.
+    /// Another component wrote first: retried as soon as the watch can have delivered the newer state.
     Conflict,
-    /// The server has too much to do: again when it says so, and fewer at the same time.
+    /// The server is overloaded: retried after the backoff, and once more after the delay that the server asks for if that is
+    /// longer. Fewer reconciles run at the same time.
     Overload(Option<Duration>),
+    /// Retried with backoff, logged for debugging only.
     Expected,
+    /// Retried with backoff, logged as a warning.
     Warning,
 }
 
 impl From<&WriteError> for Severity {
     fn from(error: &WriteError) -> Self {
         match error.overload() {
-            Some(pause) => Self::Overload(pause),
+            Some(delay) => Self::Overload(delay),
             None if error.is_conflict() => Self::Conflict,
             None => Self::Warning,
         }
     }
 }
 
-fn settle<K: QueueKey, E: Display>(turn: Turn<K>, result: Result<Outcome, E>) -> metrics::Result
+/// Returns the key to the queue according to the result.
+fn finish<K: QueueKey, E: Display>(item: WorkItem<K>, result: Result<Outcome, E>) -> ReconcileResult
 where
     for<'a> &'a E: Into<Severity>,
 {
     match result {
         Ok(Outcome::Done) => {
-            turn.done();
-            metrics::Result::Done
+            item.done();
+            ReconcileResult::Done
         }
-        Ok(Outcome::Again(delay)) => {
-            turn.queue.add_after(turn.key.clone(), delay);
-            turn.done();
-            metrics::Result::Done
+        Ok(Outcome::RequeueAfter(delay)) => {
+            item.queue.add_after(item.key.clone(), delay);
+            item.done();
+            ReconcileResult::Done
         }
         Err(error) => match (&error).into() {
             Severity::Conflict => {
-                let retry_in = turn.conflicted();
-                debug!(%error, ?retry_in, "someone else wrote first");
-                metrics::Result::Conflicted
+                let retry_in = item.conflicted();
+                debug!(%error, ?retry_in, "conflict: another component wrote first");
+                ReconcileResult::Conflicted
             }
-            Severity::Overload(pause) => {
-                let (queue, key) = (turn.queue.clone(), turn.key.clone());
-                let retry_in = turn.failed();
-                // The later of the two counts: the key is then handed out once more, and finds nothing to do.
-                if let Some(pause) = pause.filter(|pause| *pause > retry_in) {
-                    queue.add_after(key, pause);
+            Severity::Overload(delay) => {
+                let (queue, key) = (item.queue.clone(), item.key.clone());
+                let retry_in = item.failed();
+                // Two retries: if the one after the backoff succeeds, the later one finds nothing to do.
+                if let Some(delay) = delay.filter(|delay| *delay > retry_in) {
+                    queue.add_after(key, delay);
                 }
-                warn!(%error, ?retry_in, "the server has too much to do");
-                metrics::Result::Overloaded
+                warn!(%error, ?retry_in, "the API server is overloaded");
+                ReconcileResult::Overloaded
             }
             Severity::Expected => {
-                let retry_in = turn.failed();
-                debug!(%error, ?retry_in, "not yet");
-                metrics::Result::Failed
+                let retry_in = item.failed();
+                debug!(%error, ?retry_in, "reconcile failed as expected");
+                ReconcileResult::Failed
             }
             Severity::Warning => {
-                let retry_in = turn.failed();
+                let retry_in = item.failed();
                 warn!(%error, ?retry_in, "reconcile failed");
-                metrics::Result::Failed
+                ReconcileResult::Failed
             }
         },
     }
 }
 
-/// Holds a key while it is worked on. A reconcile that panics counts as failed: the key must not stay locked.
-struct Turn<K: QueueKey> {
+/// A key that is being reconciled. Dropped without a result, as by a panic, it counts as failed: the key must not stay marked as
+/// running.
+struct WorkItem<K: QueueKey> {
     queue: Queue<K>,
     key: K,
-    finished: bool,
+    is_finished: bool,
 }
 
-impl<K: QueueKey> Turn<K> {
+impl<K: QueueKey> WorkItem<K> {
     fn done(mut self) {
-        self.finished = true;
+        self.is_finished = true;
         self.queue.done(&self.key);
     }
 
     fn conflicted(mut self) -> Duration {
-        self.finished = true;
+        self.is_finished = true;
         self.queue.conflicted(&self.key)
     }
 
     fn failed(mut self) -> Duration {
-        self.finished = true;
+        self.is_finished = true;
         self.queue.failed(&self.key)
     }
 }
 
-impl<K: QueueKey> Drop for Turn<K> {
+impl<K: QueueKey> Drop for WorkItem<K> {
     fn drop(&mut self) {
-        if !self.finished {
+        if !self.is_finished {
             self.queue.failed(&self.key);
         }
     }
@@ -213,7 +223,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[tokio::test(start_paused = true)]
-    async fn a_panicking_reconcile_is_tried_again() {
+    async fn a_panicking_reconcile_is_retried() {
         let queue = Queue::new(Backoff::default());
         let stop = CancellationToken::new();
         let tries = Arc::new(AtomicUsize::new(0));
@@ -222,7 +232,7 @@ mod tests {
         work("test", queue, 2, stop, move |_| {
             let (count, end) = (count.clone(), end.clone());
             async move {
-                assert!(count.fetch_add(1, Ordering::SeqCst) > 0, "the first try panics");
+                assert!(count.fetch_add(1, Ordering::SeqCst) > 0, "the first run panics");
                 end.cancel();
                 Ok::<_, WriteError>(Outcome::Done)
             }
@@ -232,35 +242,35 @@ mod tests {
     }
 
     #[test]
-    fn a_server_with_too_much_to_do_gets_less_at_a_time() {
-        let limit = Limit::new(8);
-        limit.learn(metrics::Result::Overloaded);
-        limit.learn(metrics::Result::Overloaded);
-        assert_eq!(limit.now(), 2);
+    fn an_overloaded_server_gets_fewer_concurrent_reconciles() {
+        let limit = ConcurrencyLimit::new(8);
+        limit.record(ReconcileResult::Overloaded);
+        limit.record(ReconcileResult::Overloaded);
+        assert_eq!(limit.current(), 2);
         for _ in 0..3 {
-            limit.learn(metrics::Result::Overloaded);
+            limit.record(ReconcileResult::Overloaded);
         }
-        assert_eq!(limit.now(), 1, "one always runs");
-        // One more after one that went well, one more after two, and so on.
+        assert_eq!(limit.current(), 1, "the limit is never below one");
+        // From 1 to 2 after one success, to 3 after two more, to 4 after three more.
         for _ in 0..1 + 2 + 3 {
-            limit.learn(metrics::Result::Done);
+            limit.record(ReconcileResult::Done);
         }
-        limit.learn(metrics::Result::Failed);
-        assert_eq!(limit.now(), 4);
+        limit.record(ReconcileResult::Failed);
+        assert_eq!(limit.current(), 4);
         for _ in 0..100 {
-            limit.learn(metrics::Result::Done);
+            limit.record(ReconcileResult::Done);
         }
-        assert_eq!(limit.now(), 8);
+        assert_eq!(limit.current(), 8);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn as_many_run_at_a_time_as_are_allowed() {
+    async fn the_maximum_number_of_reconciles_run_concurrently() {
         let queue = Queue::new(Backoff::default());
         (0..20).for_each(|key| queue.add(key));
         let stop = CancellationToken::new();
-        let (now, most, done) =
+        let (running, max_running, done) =
             (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-        let (n, m, d, end) = (now.clone(), most.clone(), done.clone(), stop.clone());
+        let (n, m, d, end) = (running.clone(), max_running.clone(), done.clone(), stop.clone());
         work("test", queue, 3, stop, move |_| {
             let (n, m, d, end) = (n.clone(), m.clone(), d.clone(), end.clone());
             async move {
@@ -274,6 +284,6 @@ mod tests {
             }
         })
         .await;
-        assert_eq!((done.load(Ordering::SeqCst), most.load(Ordering::SeqCst)), (20, 3));
+        assert_eq!((done.load(Ordering::SeqCst), max_running.load(Ordering::SeqCst)), (20, 3));
     }
 }

@@ -1,4 +1,4 @@
-//! Writes with optimistic concurrency, and what their failures mean.
+//! Writes with optimistic concurrency, reads that bypass the cache, and the classification of their errors.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -15,10 +15,13 @@ use kube::core::{ClusterResourceScope, NamespaceResourceScope};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::client::Carrier;
-use crate::wire;
+use crate::calls;
+use crate::client::Transport;
 
-/// Which document of an object a write goes to.
+/// The initial size of the buffer that an object is encoded into.
+const TYPICAL_OBJECT_BYTES: usize = 2048;
+
+/// Which part of an object a write changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     Whole,
@@ -43,7 +46,7 @@ impl WriteError {
         }
     }
 
-    /// Somebody wrote the object since we read it.
+    /// The object was written since it was read (409, but not AlreadyExists).
     pub fn is_conflict(&self) -> bool {
         self.code() == Some(409) && !self.already_exists()
     }
@@ -56,140 +59,144 @@ impl WriteError {
         self.code() == Some(404)
     }
 
-    /// The server has too much to do; inside, the pause that it asks for.
+    /// `Some` if the server is overloaded (429), with the delay that it asks for, if any.
     pub fn overload(&self) -> Option<Option<std::time::Duration>> {
         let kube::Error::Api(status) = &*self.source else { return None };
-        let pause = status.details.as_ref().map(|d| d.retry_after_seconds).filter(|seconds| *seconds > 0);
-        (status.code == 429).then(|| pause.map(|seconds| std::time::Duration::from_secs(seconds.into())))
+        let delay = status.details.as_ref().map(|d| d.retry_after_seconds).filter(|seconds| *seconds > 0);
+        (status.code == 429).then(|| delay.map(|seconds| std::time::Duration::from_secs(seconds.into())))
     }
 
-    /// The server looked at the write and refused it; anything else may have taken effect.
+    /// The server refused the write, so that it had no effect. After any other error it may have taken effect.
     pub fn is_refused(&self) -> bool {
         matches!(self.code(), Some(400..=499)) && !self.already_exists()
     }
 
-    /// For writes whose aim is met when the object is gone.
-    pub fn absent_is_fine(self) -> Result<(), Self> {
+    /// Turns "not found" into success, for writes that need do nothing if the object does not exist.
+    pub fn ignore_not_found(self) -> Result<(), Self> {
         if self.is_not_found() { Ok(()) } else { Err(self) }
     }
 }
 
 /// A kind that can be read and written.
-pub trait Reachable:
+pub trait ApiObject:
     Resource<DynamicType = ()> + Clone + DeserializeOwned + Serialize + Debug + Send + Sync + 'static
 {
-    /// The namespace of a request about an object that says it is in this one.
-    fn place(namespace: Option<&str>) -> Option<&str>;
+    /// The namespace in the URL of a request for an object with this namespace.
+    fn request_namespace(namespace: Option<&str>) -> Option<&str>;
 }
 
-/// Where objects of a scope are.
-pub trait Placed {
-    fn place(namespace: Option<&str>) -> Option<&str>;
+/// The namespace in the URL, by the scope of the kind.
+pub trait RequestScope {
+    fn request_namespace(namespace: Option<&str>) -> Option<&str>;
 }
 
-impl Placed for ClusterResourceScope {
-    fn place(_: Option<&str>) -> Option<&str> {
+impl RequestScope for ClusterResourceScope {
+    fn request_namespace(_: Option<&str>) -> Option<&str> {
         None
     }
 }
 
-impl Placed for NamespaceResourceScope {
-    fn place(namespace: Option<&str>) -> Option<&str> {
+impl RequestScope for NamespaceResourceScope {
+    fn request_namespace(namespace: Option<&str>) -> Option<&str> {
         namespace.or(Some("default"))
     }
 }
 
-impl<K> Reachable for K
+impl<K> ApiObject for K
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Serialize + Debug + Send + Sync + 'static,
-    K::Scope: Placed,
+    K::Scope: RequestScope,
 {
-    fn place(namespace: Option<&str>) -> Option<&str> {
-        K::Scope::place(namespace)
+    fn request_namespace(namespace: Option<&str>) -> Option<&str> {
+        K::Scope::request_namespace(namespace)
     }
 }
 
-fn requests<K: Reachable>(namespace: Option<&str>) -> Request {
-    Request::new(K::url_path(&(), K::place(namespace)))
+fn requests<K: ApiObject>(namespace: Option<&str>) -> Request {
+    Request::new(K::url_path(&(), K::request_namespace(namespace)))
 }
 
-type Built = Result<http::Request<Vec<u8>>, kube::core::request::Error>;
+type BuildResult = Result<http::Request<Vec<u8>>, kube::core::request::Error>;
 
-fn failed<K: Reachable>(verb: &'static str, key: &Key) -> impl FnOnce(kube::Error) -> WriteError {
+fn failed<K: ApiObject>(verb: &'static str, key: &Key) -> impl FnOnce(kube::Error) -> WriteError {
     let key = key.clone();
     move |source| WriteError { verb, kind: K::kind(&()).into_owned(), key, source: Box::new(source) }
 }
 
-/// The text that a server elsewhere is sent.
-fn encoded<K: Reachable>(client: &dyn Carrier, object: &K) -> kube::Result<Vec<u8>> {
-    if client.is_near() {
+/// The JSON of the object, or nothing for a server in this process, which receives the object itself.
+fn encode_body<K: ApiObject>(client: &dyn Transport, object: &K) -> kube::Result<Vec<u8>> {
+    if client.is_in_process() {
         return Ok(Vec::new());
     }
-    // Room for most objects from the beginning.
-    let mut text = Vec::with_capacity(2048);
-    serde_json::to_writer(&mut text, object).map_err(kube::Error::SerdeError)?;
-    Ok(text)
+    let mut json = Vec::with_capacity(TYPICAL_OBJECT_BYTES);
+    serde_json::to_writer(&mut json, object).map_err(kube::Error::SerdeError)?;
+    Ok(json)
 }
 
-fn built(request: Built) -> kube::Result<http::Request<Vec<u8>>> {
+fn check_built(request: BuildResult) -> kube::Result<http::Request<Vec<u8>>> {
     request.map_err(kube::Error::BuildRequest)
 }
 
-pub async fn create<K: Reachable>(client: &dyn Carrier, object: &K) -> Result<Arc<K>, WriteError> {
+/// Creates the object and returns it as the server stored it.
+pub async fn create<K: ApiObject>(client: &dyn Transport, object: &K) -> Result<Arc<K>, WriteError> {
     let key = Key::of(object.meta());
-    let made = async { wire::exchange(client, creation(client, &key, object)?, Some(object)).await };
-    made.await.map_err(failed::<K>("create", &key))
+    let reply = async { calls::exchange(client, creation_request(client, &key, object)?, Some(object)).await };
+    reply.await.map_err(failed::<K>("create", &key))
 }
 
-/// The same for a caller who does not look at what the server made of it.
-pub async fn create_unseen<K: Reachable>(client: &dyn Carrier, object: &K) -> Result<(), WriteError> {
+/// Like [`create`], but discards the reply.
+pub async fn create_without_reply<K: ApiObject>(client: &dyn Transport, object: &K) -> Result<(), WriteError> {
     let key = Key::of(object.meta());
-    let made = async { wire::submit(client, creation(client, &key, object)?, object).await };
-    made.await.map_err(failed::<K>("create", &key))
+    let reply = async { calls::submit(client, creation_request(client, &key, object)?, object).await };
+    reply.await.map_err(failed::<K>("create", &key))
 }
 
-fn creation<K: Reachable>(client: &dyn Carrier, key: &Key, object: &K) -> kube::Result<http::Request<Vec<u8>>> {
-    built(requests::<K>(key.namespace.as_deref()).create(&PostParams::default(), encoded(client, object)?))
+fn creation_request<K: ApiObject>(
+    client: &dyn Transport,
+    key: &Key,
+    object: &K,
+) -> kube::Result<http::Request<Vec<u8>>> {
+    check_built(requests::<K>(key.namespace.as_deref()).create(&PostParams::default(), encode_body(client, object)?))
 }
 
-/// Replaces the object (or its status) if its resourceVersion still is the given one.
-pub async fn replace<K: Reachable>(client: &dyn Carrier, part: Part, object: &K) -> Result<Arc<K>, WriteError> {
+/// Replaces the object or its status if its resourceVersion on the server is still that of `object`.
+pub async fn replace<K: ApiObject>(client: &dyn Transport, part: Part, object: &K) -> Result<Arc<K>, WriteError> {
     let key = Key::of(object.meta());
-    let written = async {
+    let reply = async {
         let (requests, params) = (requests::<K>(key.namespace.as_deref()), PostParams::default());
-        let data = encoded(client, object)?;
+        let data = encode_body(client, object)?;
         let request = match part {
             Part::Whole => requests.replace(&key.name, &params, data),
             Part::Status => requests.replace_subresource("status", &key.name, &params, data),
         };
-        wire::exchange(client, built(request)?, Some(object)).await
+        calls::exchange(client, check_built(request)?, Some(object)).await
     };
-    written.await.map_err(failed::<K>("update", &key))
+    reply.await.map_err(failed::<K>("update", &key))
 }
 
 /// Merge-patches the object. A `metadata.resourceVersion` in the patch makes it conditional.
-pub async fn merge<K: Reachable>(
-    client: &dyn Carrier,
+pub async fn merge<K: ApiObject>(
+    client: &dyn Transport,
     part: Part,
     key: &Key,
     patch: &serde_json::Value,
 ) -> Result<Arc<K>, WriteError> {
-    let written = async {
+    let reply = async {
         let (requests, params) = (requests::<K>(key.namespace.as_deref()), PatchParams::default());
         let patch = Patch::Merge(patch);
         let request = match part {
             Part::Whole => requests.patch(&key.name, &params, &patch),
             Part::Status => requests.patch_subresource("status", &key.name, &params, &patch),
         };
-        wire::exchange(client, built(request)?, None).await
+        calls::exchange(client, check_built(request)?, None).await
     };
-    written.await.map_err(failed::<K>("patch", key))
+    reply.await.map_err(failed::<K>("patch", key))
 }
 
-/// Sets the finalizers, if nobody wrote the object since `object` was read: the list is sent whole, and a finalizer
-/// that somebody else put there meanwhile must not be lost.
-pub async fn set_finalizers<K: Reachable>(
-    client: &dyn Carrier,
+/// Sets the finalizers if the object was not written since `object` was read. The complete list is sent, and a finalizer that
+/// another component has added meanwhile must not be lost.
+pub async fn set_finalizers<K: ApiObject>(
+    client: &dyn Transport,
     object: &K,
     finalizers: &[String],
 ) -> Result<Arc<K>, WriteError> {
@@ -199,73 +206,81 @@ pub async fn set_finalizers<K: Reachable>(
     merge(client, Part::Whole, &Key::of(object.meta()), &patch).await
 }
 
-/// Deletes exactly this object; one of the same name with another uid is left alone. Absent is fine. Returns the
-/// object where something holds it, so that it stays for now.
-pub async fn delete<K: Reachable>(client: &dyn Carrier, object: &K) -> Result<Option<Arc<K>>, WriteError> {
+/// Deletes the object with this uid, and no other object of the same name. Succeeds if it does not exist. Returns the object if
+/// finalizers or a grace period keep it for now.
+pub async fn delete<K: ApiObject>(client: &dyn Transport, object: &K) -> Result<Option<Arc<K>>, WriteError> {
     delete_with(client, object, DeleteParams::default()).await
 }
 
-/// The same without a period of grace: for what nobody is left to wind down.
-pub async fn delete_at_once<K: Reachable>(client: &dyn Carrier, object: &K) -> Result<Option<Arc<K>>, WriteError> {
+/// Like [`delete`], without a grace period: for pods that no kubelet will terminate.
+pub async fn delete_immediately<K: ApiObject>(
+    client: &dyn Transport,
+    object: &K,
+) -> Result<Option<Arc<K>>, WriteError> {
     delete_with(client, object, DeleteParams::default().grace_period(0)).await
 }
 
-async fn delete_with<K: Reachable>(
-    client: &dyn Carrier,
+async fn delete_with<K: ApiObject>(
+    client: &dyn Transport,
     object: &K,
     params: DeleteParams,
 ) -> Result<Option<Arc<K>>, WriteError> {
     let key = Key::of(object.meta());
     let uid = Some(object.meta().uid().to_owned()).filter(|uid| !uid.is_empty());
     let params = DeleteParams { preconditions: Some(Preconditions { uid, resource_version: None }), ..params };
-    let deleted = async {
+    let reply = async {
         let request = requests::<K>(key.namespace.as_deref()).delete(&key.name, &params);
-        wire::exchange_unless_status(client, built(request)?).await
+        calls::exchange_unless_status(client, check_built(request)?).await
     };
-    // A server may also show what it has removed.
+    // A server may also reply with an object that it has removed.
     let is_held = |object: &Arc<K>| {
         let meta = object.meta();
-        let graced = meta.deletion_grace_period_seconds.is_some_and(|seconds| seconds > 0);
-        meta.deletion_timestamp.is_some() && (graced || meta.finalizers.as_ref().is_some_and(|f| !f.is_empty()))
+        let has_grace = meta.deletion_grace_period_seconds.is_some_and(|seconds| seconds > 0);
+        meta.deletion_timestamp.is_some() && (has_grace || meta.finalizers.as_ref().is_some_and(|f| !f.is_empty()))
     };
-    match deleted.await.map_err(failed::<K>("delete", &key)) {
+    match reply.await.map_err(failed::<K>("delete", &key)) {
         Ok(held) => Ok(held.filter(is_held)),
-        Err(error) => error.absent_is_fine().map(|()| None),
+        Err(error) => error.ignore_not_found().map(|()| None),
     }
 }
 
-/// Reads the object from the server, past the cache.
-pub async fn live<K: Reachable>(client: &dyn Carrier, key: &Key) -> Result<Option<K>, WriteError> {
-    let read = async {
+/// Reads the object from the server, not from a cache.
+pub async fn get_live<K: ApiObject>(client: &dyn Transport, key: &Key) -> Result<Option<K>, WriteError> {
+    let reply = async {
         let request = requests::<K>(key.namespace.as_deref()).get(&key.name, &GetParams::default());
-        wire::fetch(client, built(request)?).await
+        calls::fetch(client, check_built(request)?).await
     };
-    match read.await.map_err(failed::<K>("get", key)) {
+    match reply.await.map_err(failed::<K>("get", key)) {
         Ok(object) => Ok(Some(object)),
-        Err(error) => error.absent_is_fine().map(|()| None),
+        Err(error) => error.ignore_not_found().map(|()| None),
     }
 }
 
-/// Lists a namespace (or everything) from the server, past the cache.
-pub async fn list_live<K: Reachable>(client: &dyn Carrier, namespace: Option<&str>) -> Result<Vec<K>, WriteError> {
-    list_at(client, K::place(namespace), namespace.unwrap_or("*")).await
+/// Lists from the server, not from a cache: the objects of one namespace, or with `None` those of a cluster-scoped kind (of a
+/// namespaced kind, those of the namespace `default`).
+pub async fn list_live<K: ApiObject>(client: &dyn Transport, namespace: Option<&str>) -> Result<Vec<K>, WriteError> {
+    list_at(client, K::request_namespace(namespace), namespace.unwrap_or("*")).await
 }
 
-/// Lists the objects of all namespaces from the server, past the cache.
-pub async fn list_everywhere<K: Reachable>(client: &dyn Carrier) -> Result<Vec<K>, WriteError> {
+/// Lists the objects of all namespaces from the server, not from a cache.
+pub async fn list_all_namespaces<K: ApiObject>(client: &dyn Transport) -> Result<Vec<K>, WriteError> {
     list_at(client, None, "*").await
 }
 
-async fn list_at<K: Reachable>(client: &dyn Carrier, place: Option<&str>, shown: &str) -> Result<Vec<K>, WriteError> {
-    let listed = async {
-        let request = Request::new(K::url_path(&(), place)).list(&ListParams::default());
-        wire::fetch::<ObjectList<K>>(client, built(request)?).await
+async fn list_at<K: ApiObject>(
+    client: &dyn Transport,
+    namespace: Option<&str>,
+    error_key: &str,
+) -> Result<Vec<K>, WriteError> {
+    let reply = async {
+        let request = Request::new(K::url_path(&(), namespace)).list(&ListParams::default());
+        calls::fetch::<ObjectList<K>>(client, check_built(request)?).await
     };
-    listed.await.map(|list| list.items).map_err(failed::<K>("list", &Key::cluster(shown)))
+    reply.await.map(|list| list.items).map_err(failed::<K>("list", &Key::cluster(error_key)))
 }
 
-/// Places a pod on a node through the binding subresource. The server refuses if the pod already has a node.
-pub async fn bind_pod(client: &dyn Carrier, pod: &Pod, node: &str) -> Result<(), WriteError> {
+/// Binds a pod to a node through the binding subresource. The server refuses if the pod already has a node.
+pub async fn bind_pod(client: &dyn Transport, pod: &Pod, node: &str) -> Result<(), WriteError> {
     let key = Key::of(&pod.metadata);
     let binding = Binding {
         metadata: ObjectMeta {
@@ -280,11 +295,11 @@ pub async fn bind_pod(client: &dyn Carrier, pod: &Pod, node: &str) -> Result<(),
             ..ObjectReference::default()
         },
     };
-    let bound = async {
+    let reply = async {
         let data = serde_json::to_vec(&binding).map_err(kube::Error::SerdeError)?;
         let requests = requests::<Pod>(key.namespace.as_deref());
         let request = requests.create_subresource("binding", &key.name, &PostParams::default(), data);
-        wire::send(client, built(request)?).await
+        calls::send(client, check_built(request)?).await
     };
-    bound.await.map_err(failed::<Pod>("bind", &key))
+    reply.await.map_err(failed::<Pod>("bind", &key))
 }

@@ -1,7 +1,8 @@
-//! Volumes of the cloud plugins that Kubernetes once had inside, as volumes of the CSI drivers that took over.
+//! CSI migration: translates volumes of the former in-tree cloud plugins to volumes of the CSI drivers that replaced them.
 //!
-//! Objects in the API keep their old form; everybody who acts on them looks at them through [`volume`] or [`inline`].
-//! A volume that is of CSI already, or of no plugin that moved, comes back as it is.
+//! Objects in the API keep their in-tree form. A component that acts on one translates it first, with [`translate_volume`],
+//! [`translate_inline_volume`] or [`csi_source`]. A CSI volume, and a volume of a plugin that was not migrated, is returned
+//! unchanged.
 
 mod provision;
 mod source;
@@ -12,35 +13,38 @@ use k8s_openapi::api::core::v1::{CSIPersistentVolumeSource, NodeSelectorRequirem
 
 use crate::access::{READ_ONLY_MANY, READ_WRITE_ONCE};
 
-pub use provision::{back, class};
+pub use provision::{to_in_tree_volume, translate_class};
 
-/// Who took over from whom.
+/// An in-tree plugin and the CSI driver that replaced it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moved {
-    /// The plugin's old name, as classes and annotations have it.
+pub struct MigratedPlugin {
+    /// The plugin's name in storage classes and annotations.
     pub plugin: &'static str,
     pub driver: &'static str,
-    /// What the driver calls a zone, where it has zones.
-    pub zone: Option<&'static str>,
+    /// The driver's topology key for zones, if zones are translated.
+    pub zone_key: Option<&'static str>,
 }
 
-pub const AWS_EBS: Moved = moved("kubernetes.io/aws-ebs", "ebs.csi.aws.com", Some("topology.ebs.csi.aws.com/zone"));
-pub const GCE_PD: Moved = moved("kubernetes.io/gce-pd", "pd.csi.storage.gke.io", Some("topology.gke.io/zone"));
-pub const AZURE_DISK: Moved =
-    moved("kubernetes.io/azure-disk", "disk.csi.azure.com", Some("topology.disk.csi.azure.com/zone"));
-pub const AZURE_FILE: Moved = moved("kubernetes.io/azure-file", "file.csi.azure.com", None);
-pub const CINDER: Moved =
-    moved("kubernetes.io/cinder", "cinder.csi.openstack.org", Some("topology.cinder.csi.openstack.org/zone"));
-pub const VSPHERE: Moved = moved("kubernetes.io/vsphere-volume", "csi.vsphere.vmware.com", None);
-pub const PORTWORX: Moved = moved("kubernetes.io/portworx-volume", "pxd.portworx.com", None);
+pub const AWS_EBS: MigratedPlugin =
+    migrated("kubernetes.io/aws-ebs", "ebs.csi.aws.com", Some("topology.ebs.csi.aws.com/zone"));
+pub const GCE_PD: MigratedPlugin =
+    migrated("kubernetes.io/gce-pd", "pd.csi.storage.gke.io", Some("topology.gke.io/zone"));
+pub const AZURE_DISK: MigratedPlugin =
+    migrated("kubernetes.io/azure-disk", "disk.csi.azure.com", Some("topology.disk.csi.azure.com/zone"));
+pub const AZURE_FILE: MigratedPlugin = migrated("kubernetes.io/azure-file", "file.csi.azure.com", None);
+pub const CINDER: MigratedPlugin =
+    migrated("kubernetes.io/cinder", "cinder.csi.openstack.org", Some("topology.cinder.csi.openstack.org/zone"));
+pub const VSPHERE: MigratedPlugin = migrated("kubernetes.io/vsphere-volume", "csi.vsphere.vmware.com", None);
+pub const PORTWORX: MigratedPlugin = migrated("kubernetes.io/portworx-volume", "pxd.portworx.com", None);
 
-pub const ALL: [Moved; 7] = [AWS_EBS, GCE_PD, AZURE_DISK, AZURE_FILE, CINDER, VSPHERE, PORTWORX];
+pub const MIGRATED_PLUGINS: [MigratedPlugin; 7] = [AWS_EBS, GCE_PD, AZURE_DISK, AZURE_FILE, CINDER, VSPHERE, PORTWORX];
 
-const fn moved(plugin: &'static str, driver: &'static str, zone: Option<&'static str>) -> Moved {
-    Moved { plugin, driver, zone }
+const fn migrated(plugin: &'static str, driver: &'static str, zone_key: Option<&'static str>) -> MigratedPlugin {
+    MigratedPlugin { plugin, driver, zone_key }
 }
 
-const ZONES: [&str; 2] = ["failure-domain.beta.kubernetes.io/zone", "topology.kubernetes.io/zone"];
+/// The labels for the zone of a node or volume: the beta one and the current one.
+const ZONE_LABELS: [&str; 2] = ["failure-domain.beta.kubernetes.io/zone", "topology.kubernetes.io/zone"];
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum MigrateError {
@@ -58,54 +62,57 @@ pub enum MigrateError {
     Partition(String),
 }
 
-/// The driver that took over from an old plugin.
+/// The CSI driver that replaced an in-tree plugin; `None` if it was not migrated.
 pub fn driver_of(plugin: &str) -> Option<&'static str> {
-    ALL.iter().find(|moved| moved.plugin == plugin).map(|moved| moved.driver)
+    MIGRATED_PLUGINS.iter().find(|migrated| migrated.plugin == plugin).map(|migrated| migrated.driver)
 }
 
-/// The old plugin that a driver took over from.
+/// The in-tree plugin that a CSI driver replaced.
 pub fn plugin_of(driver: &str) -> Option<&'static str> {
-    ALL.iter().find(|moved| moved.driver == driver).map(|moved| moved.plugin)
+    MIGRATED_PLUGINS.iter().find(|migrated| migrated.driver == driver).map(|migrated| migrated.plugin)
 }
 
-/// The volume as its CSI driver is to see it.
-pub fn volume(volume: &PersistentVolume) -> Result<Cow<'_, PersistentVolume>, MigrateError> {
-    let Some((moved, csi)) = source::of_volume(volume)? else { return Ok(Cow::Borrowed(volume)) };
+/// The volume with a CSI source in place of its in-tree source. Access modes and node affinity are translated with it.
+pub fn translate_volume(volume: &PersistentVolume) -> Result<Cow<'_, PersistentVolume>, MigrateError> {
+    let Some((migrated, csi)) = source::translate_source(volume)? else { return Ok(Cow::Borrowed(volume)) };
     let mut translated = volume.clone();
     let spec = translated.spec.get_or_insert_default();
-    source::clear(spec);
+    source::clear_in_tree(spec);
     spec.csi = Some(csi);
-    if moved == GCE_PD {
-        spec.access_modes = spec.access_modes.as_deref().map(one_writer);
+    if migrated == GCE_PD {
+        spec.access_modes = spec.access_modes.as_deref().map(single_writer_modes);
     }
-    if let Some(zone) = moved.zone {
+    if let Some(zone_key) = migrated.zone_key {
         let terms = spec.node_affinity.iter_mut().filter_map(|affinity| affinity.required.as_mut());
         let terms = terms.flat_map(|required| required.node_selector_terms.iter_mut());
-        terms.flat_map(|term| term.match_expressions.iter_mut().flatten()).for_each(|rule| rename(rule, zone));
+        terms
+            .flat_map(|term| term.match_expressions.iter_mut().flatten())
+            .for_each(|rule| rename_zone_label(rule, zone_key));
     }
     Ok(Cow::Owned(translated))
 }
 
-/// A pod's own volume of an old plugin, as a PersistentVolume that nobody stored. `None` for all other volumes.
-pub fn inline(volume: &Volume, namespace: &str) -> Result<Option<PersistentVolume>, MigrateError> {
-    source::of_pod(volume, namespace)
+/// An in-tree volume of a pod's spec, as a PersistentVolume that exists only in memory. `None` for all other volumes.
+pub fn translate_inline_volume(volume: &Volume, namespace: &str) -> Result<Option<PersistentVolume>, MigrateError> {
+    source::translate_pod_volume(volume, namespace)
 }
 
-/// What there is to be attached; `None` for a volume that no CSI driver serves.
-pub fn csi(seen: &PersistentVolume) -> Result<Option<Cow<'_, CSIPersistentVolumeSource>>, MigrateError> {
-    if let Some(csi) = seen.spec.as_ref().and_then(|spec| spec.csi.as_ref()) {
+/// The CSI source of the volume, translated if necessary; `None` if no CSI driver serves it.
+pub fn csi_source(volume: &PersistentVolume) -> Result<Option<Cow<'_, CSIPersistentVolumeSource>>, MigrateError> {
+    if let Some(csi) = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref()) {
         return Ok(Some(Cow::Borrowed(csi)));
     }
-    Ok(source::of_volume(seen)?.map(|(_, csi)| Cow::Owned(csi)))
+    Ok(source::translate_source(volume)?.map(|(_, csi)| Cow::Owned(csi)))
 }
 
-/// The handle with what only the node tells: project and zone of a GCE disk that was named without them.
+/// Completes the handle of a GCE disk whose project, zone or region is unspecified, from the node's id. Other handles are
+/// returned unchanged.
 pub fn repair_handle(driver: &str, handle: &str, node_id: &str) -> Result<String, MigrateError> {
     if driver != GCE_PD.driver {
         return Ok(handle.to_owned());
     }
     let failed = || MigrateError::Repair { handle: handle.to_owned(), node: node_id.to_owned() };
-    let ["projects", project, sort, place, "disks", disk] = handle.split('/').collect::<Vec<_>>()[..] else {
+    let ["projects", project, scope, location, "disks", disk] = handle.split('/').collect::<Vec<_>>()[..] else {
         return Err(failed());
     };
     if project != source::UNSPECIFIED {
@@ -114,24 +121,25 @@ pub fn repair_handle(driver: &str, handle: &str, node_id: &str) -> Result<String
     let ["projects", project, "zones", zone, "instances", _] = node_id.split('/').collect::<Vec<_>>()[..] else {
         return Err(failed());
     };
-    let place = match (sort, place) {
+    let location = match (scope, location) {
         ("zones", source::UNSPECIFIED) => zone.to_owned(),
-        ("regions", source::UNSPECIFIED) => source::region(&[zone])?,
-        ("zones" | "regions", place) => place.to_owned(),
+        ("regions", source::UNSPECIFIED) => source::gce_region(&[zone])?,
+        ("zones" | "regions", location) => location.to_owned(),
         _ => return Err(failed()),
     };
-    Ok(format!("projects/{project}/{sort}/{place}/disks/{disk}"))
+    Ok(format!("projects/{project}/{scope}/{location}/disks/{disk}"))
 }
 
-/// The old plugin attached for one writer whatever the modes said, and the driver takes them at their word.
-fn one_writer(modes: &[String]) -> Vec<String> {
-    let only_readers = !modes.is_empty() && modes.iter().all(|mode| mode == READ_ONLY_MANY);
-    vec![if only_readers { READ_ONLY_MANY } else { READ_WRITE_ONCE }.to_owned()]
+/// The in-tree plugin ignored the access modes and attached to one writer. The driver honours them, so that they are reduced to
+/// what the plugin did.
+fn single_writer_modes(modes: &[String]) -> Vec<String> {
+    let is_read_only = !modes.is_empty() && modes.iter().all(|mode| mode == READ_ONLY_MANY);
+    vec![if is_read_only { READ_ONLY_MANY } else { READ_WRITE_ONCE }.to_owned()]
 }
 
-fn rename(rule: &mut NodeSelectorRequirement, zone: &str) {
-    if ZONES.contains(&rule.key.as_str()) {
-        zone.clone_into(&mut rule.key);
+fn rename_zone_label(rule: &mut NodeSelectorRequirement, zone_key: &str) {
+    if ZONE_LABELS.contains(&rule.key.as_str()) {
+        zone_key.clone_into(&mut rule.key);
     }
 }
 

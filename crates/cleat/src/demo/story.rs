@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cleat_api::keys::VOLUMES_MOUNTED;
+use cleat_api::well_known::VOLUMES_MOUNTED_CONDITION;
 use cleat_api::{claim, condition};
 use k8s_openapi::api::core::v1::{
     Container, Event, Node, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec,
@@ -78,7 +78,7 @@ impl Tale {
             lines.push(format!("{about}: {}", event.message.as_deref().unwrap_or_default()));
         }
         for pod in self.pods.list(&ListParams::default()).await.map(|l| l.items).unwrap_or_default() {
-            let why = condition::pod_condition(&pod, VOLUMES_MOUNTED).and_then(|c| c.message.clone());
+            let why = condition::pod_condition(&pod, VOLUMES_MOUNTED_CONDITION).and_then(|c| c.message.clone());
             lines.push(format!(
                 "pod {}: {}",
                 pod.name_any(),
@@ -93,7 +93,7 @@ impl Tale {
             let is_ready = |node: Option<&Node>| {
                 node.is_some_and(|n| {
                     condition::node_is_ready(n)
-                        && n.annotations().contains_key(cleat_api::keys::annotation::NODE_CSI_IDS)
+                        && n.annotations().contains_key(cleat_api::well_known::annotation::NODE_CSI_IDS)
                 })
             };
             wait(&self.nodes, name, is_ready).await?;
@@ -155,7 +155,7 @@ impl Tale {
     async fn attached(&self, volume: &str, node: &str) -> Result<()> {
         let volume = self.volumes.get(volume).await.context("reading the volume")?;
         let csi = volume.spec.and_then(|s| s.csi).context("not a CSI volume")?;
-        let unique = cleat_api::names::unique_volume(&csi.driver, &csi.volume_handle);
+        let unique = cleat_api::names::unique_volume_name(&csi.driver, &csi.volume_handle);
         let lists = move |node: Option<&Node>| {
             let attached = node.and_then(|n| n.status.as_ref()).and_then(|s| s.volumes_attached.as_ref());
             attached.is_some_and(|all| all.iter().any(|v| v.name == unique))
@@ -165,7 +165,7 @@ impl Tale {
 
     async fn mounted(&self, pod: &str) -> Result<()> {
         let is_mounted = |pod: Option<&Pod>| {
-            pod.and_then(|p| condition::pod_condition(p, VOLUMES_MOUNTED)).is_some_and(|c| c.status == "True")
+            pod.and_then(|p| condition::pod_condition(p, VOLUMES_MOUNTED_CONDITION)).is_some_and(|c| c.status == "True")
         };
         wait(&self.pods, pod, is_mounted).await.map(drop)
     }

@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 use cleat_api::Key;
 use cleat_csi::Endpoint;
-use cleat_runtime::lease::{Election, Ended, Timing};
+use cleat_runtime::lease::{Election, LeadershipEnd, LeaseTiming};
 use cleat_runtime::{Caches, SystemClock};
 use cleat_sidecars::{Context, Driver, capacity, provision, publish};
 use kube::Client;
@@ -182,7 +182,7 @@ async fn run(common: Common, stages: Vec<Stage>) -> Result<()> {
         if !common.leader_election {
             working.spawn(async move {
                 stage.run(common, context, driver, stop).await;
-                Ended::Stopped
+                LeadershipEnd::Stopped
             });
             continue;
         }
@@ -192,7 +192,7 @@ async fn run(common: Common, stages: Vec<Stage>) -> Result<()> {
     }
     let mut lost = false;
     while let Some(ended) = working.join_next().await {
-        lost |= !matches!(ended, Ok(Ended::Stopped));
+        lost |= !matches!(ended, Ok(LeadershipEnd::Stopped));
         // Who has lost a lease starts anew, with all the others: half a process would look like a whole one.
         healthy.store(!lost, Ordering::Relaxed);
         stop.cancel();
@@ -232,10 +232,10 @@ fn election(common: &Common, client: Client, lease: Key) -> Election {
         lease,
         labels: common.leader_election_labels.as_ref().clone(),
         identity: format!("{host}-{}", std::process::id()),
-        timing: Timing {
-            lease: common.leader_election_lease_duration,
-            renew: common.leader_election_renew_deadline,
-            retry: common.leader_election_retry_period,
+        timing: LeaseTiming {
+            lease_duration: common.leader_election_lease_duration,
+            renew_deadline: common.leader_election_renew_deadline,
+            retry_period: common.leader_election_retry_period,
         },
     }
 }

@@ -83,7 +83,7 @@ impl ProvisionerArgs {
         };
         let usual = capacity::Options::new(namespace);
         let name = match self.local(common)? {
-            Some(local) => names::label(&usual.manager.name, &local.node),
+            Some(local) => names::node_label_value(&usual.manager.name, &local.node),
             None => usual.manager.name.clone(),
         };
         Ok(Some(capacity::Options {

@@ -302,7 +302,7 @@ impl Stack {
 
 /// The way of a component of this process to the server.
 fn component(server: &ApiServer, user: &str) -> cleat_runtime::Client {
-    cleat_runtime::Client::direct(server.component(user), server.direct(user))
+    cleat_runtime::Client::in_process(server.component(user), server.direct(user))
 }
 
 /// Makes the directories that must be there before anything starts.

@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result};
 use cleat_api::claim::WAIT_FOR_FIRST_CONSUMER;
-use cleat_api::keys::annotation;
+use cleat_api::well_known::annotation;
 use cleat_drivers::block;
 use cleat_runtime::write;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSIDriverSpec, StorageClass};

@@ -72,7 +72,7 @@ impl Attacher {
         self.observed.intend(unique, &attachment);
         let made = match write::create(&self.context.client, &attachment).await {
             Ok(made) => Some(made),
-            Err(error) if error.already_exists() => write::live(&self.context.client, &key).await?.map(Arc::new),
+            Err(error) if error.already_exists() => write::get_live(&self.context.client, &key).await?.map(Arc::new),
             Err(error) => {
                 if error.is_refused() {
                     self.observed.settle_intent(unique, &attachment);
@@ -132,7 +132,7 @@ impl Attacher {
         let patch = serde_json::json!({ "status": { "volumesAttached": attached } });
         let key = Key::cluster(seen.name.clone());
         let written = write::merge::<Node>(&self.context.client, Part::Status, &key, &patch).await;
-        written.map(|node| self.observed.nodes.observe_write(node)).or_else(WriteError::absent_is_fine)?;
+        written.map(|node| self.observed.nodes.observe_write(node)).or_else(WriteError::ignore_not_found)?;
         info!(node = seen.name, attached = report.len(), "node told what is attached");
         let before = seen.reported.as_deref().unwrap_or_default();
         let is_new = |told: &&Told| !before.iter().any(|before| before.unique == told.unique);
@@ -149,7 +149,7 @@ impl Attacher {
     }
 
     async fn detach(&self, seen: &NodeSeen, leaving: &[Detach]) -> Result<(), WriteError> {
-        let live = write::live::<Node>(&self.context.client, &Key::cluster(seen.name.clone())).await?;
+        let live = write::get_live::<Node>(&self.context.client, &Key::cluster(seen.name.clone())).await?;
         let used = live.as_ref().map(in_use).unwrap_or_default();
         let told = live.as_ref().map(reported).unwrap_or_default();
         try_join_all(leaving.iter().map(|detach| async {
@@ -187,7 +187,7 @@ impl Attacher {
     /// Asks the server about attachments of the node that may or may not be leaving.
     pub(super) async fn resolve_doubts(&self, node: &str) -> Result<(), WriteError> {
         for key in self.observed.doubted_on(node) {
-            if let Some(live) = write::live::<VolumeAttachment>(&self.context.client, &key).await? {
+            if let Some(live) = write::get_live::<VolumeAttachment>(&self.context.client, &key).await? {
                 self.observed.resolve(live);
             }
         }

@@ -214,7 +214,7 @@ impl Attacher {
         for decision in decide::volume(&seen) {
             times.extend(self.settle_volume(&seen, decision).await?);
         }
-        Ok(times.into_iter().min().map_or(Outcome::Done, Outcome::Again))
+        Ok(times.into_iter().min().map_or(Outcome::Done, Outcome::RequeueAfter))
     }
 
     async fn reconcile_node(self, name: String) -> Result<Outcome, WriteError> {
@@ -228,6 +228,6 @@ impl Attacher {
         if pause >= SHORTEST_PAUSE {
             tokio::time::sleep(pause).await;
         }
-        Ok(again.map_or(Outcome::Done, Outcome::Again))
+        Ok(again.map_or(Outcome::Done, Outcome::RequeueAfter))
     }
 }

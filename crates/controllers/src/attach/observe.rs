@@ -7,7 +7,7 @@ use std::time::Duration;
 use cleat_api::claim::{claim_ref, claim_ref_key, is_bound_pair, volume_name};
 use cleat_api::flex::{self, FlexVolume};
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::{annotation, taint};
+use cleat_api::well_known::{annotation, taint};
 use cleat_api::{access, condition, migrate, names, pod};
 use cleat_flex::Drivers;
 use cleat_runtime::{Cache, Caches, Change, Index};
@@ -56,7 +56,7 @@ impl Observed {
             pods_by_claim: pods.index(|p| pod::claim_volumes(p).into_iter().map(|v| v.claim.to_string()).collect()),
             pods_by_node: pods.index(|p| pod::node_name(p).map(ToOwned::to_owned).into_iter().collect()),
             pods_by_inline: pods.index(|p| inline_volumes(p).into_iter().map(|(unique, _)| unique).collect()),
-            attachments_by_inline: attachments.index(|a| flex::inline_unique(a).into_iter().collect()),
+            attachments_by_inline: attachments.index(|a| flex::inline_unique_volume_name(a).into_iter().collect()),
             attachments_by_volume: attachments
                 .index(|a| a.spec.source.persistent_volume_name.clone().into_iter().collect()),
             attachments_by_node: attachments.index(|a| vec![a.spec.node_name.clone()]),
@@ -64,7 +64,7 @@ impl Observed {
             volumes_by_unique: volumes.index(|v| unique(v).into_iter().collect()),
             nodes: caches.nodes(),
             claims: caches.claims(),
-            drivers: caches.drivers(),
+            drivers: caches.csi_drivers(),
             flex,
             last_words: Arc::default(),
             ours: Arc::default(),
@@ -174,7 +174,7 @@ impl Observed {
     pub(super) fn unique_of_attachment(&self, attachment: &VolumeAttachment) -> Option<String> {
         match attachment.spec.source.persistent_volume_name.as_deref() {
             Some(volume) => self.unique_of_volume(volume),
-            None => flex::inline_unique(attachment),
+            None => flex::inline_unique_volume_name(attachment),
         }
     }
 
@@ -247,7 +247,7 @@ impl Observed {
         let (driver, handle) = flex::attacher_and_handle(unique)?;
         let shared = |v: &PersistentVolume| {
             // The modes as the driver is told them.
-            let modes = migrate::volume(v).ok().and_then(|v| v.spec.as_ref()?.access_modes.clone());
+            let modes = migrate::translate_volume(v).ok().and_then(|v| v.spec.as_ref()?.access_modes.clone());
             access::allows_many_nodes(&modes.unwrap_or_default())
         };
         let mut attachments = self.attachments_of(unique);
@@ -399,13 +399,13 @@ fn may_use(pod: &Pod, claim: &Key, bound: &PersistentVolumeClaim) -> bool {
 
 /// A volume that cannot be understood is nobody's.
 fn csi_name<T>(volume: &PersistentVolume, name: impl FnOnce(&str, &str) -> T) -> Option<T> {
-    let csi = migrate::csi(volume).ok().flatten()?;
+    let csi = migrate::csi_source(volume).ok().flatten()?;
     Some(name(&csi.driver, &csi.volume_handle))
 }
 
 fn unique(volume: &PersistentVolume) -> Option<String> {
-    let flex = FlexVolume::of_volume(volume, false).map(|flex| flex.unique());
-    flex.or_else(|| csi_name(volume, names::unique_volume))
+    let flex = FlexVolume::from_volume(volume, false).map(|flex| flex.unique_volume_name());
+    flex.or_else(|| csi_name(volume, names::unique_volume_name))
 }
 
 fn driver(volume: &PersistentVolume) -> Option<String> {
@@ -416,8 +416,8 @@ fn driver(volume: &PersistentVolume) -> Option<String> {
 /// How a pod's volume is to be described to whoever attaches it.
 fn source(volume: &PersistentVolume, pod: &Pod, claim: &Key) -> Source {
     let read_only = pod::claim_volumes(pod).iter().any(|v| v.claim == *claim && v.read_only);
-    match FlexVolume::of_volume(volume, read_only) {
-        Some(flex) => Source::Inline(Box::new(flex.record())),
+    match FlexVolume::from_volume(volume, read_only) {
+        Some(flex) => Source::Inline(Box::new(flex.to_inline_spec())),
         None => Source::Volume(volume.metadata.name.clone().unwrap_or_default()),
     }
 }
@@ -426,10 +426,10 @@ fn source(volume: &PersistentVolume, pod: &Pod, claim: &Key) -> Source {
 fn inline_volumes(pod: &Pod) -> Vec<(String, PersistentVolume)> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
-    let described = volumes.filter_map(|volume| match FlexVolume::of_pod(volume) {
-        Some(flex) => Some((flex.unique(), stored(&flex))),
+    let described = volumes.filter_map(|volume| match FlexVolume::from_pod_volume(volume) {
+        Some(flex) => Some((flex.unique_volume_name(), stored(&flex))),
         None => {
-            let translated = migrate::inline(volume, namespace).ok().flatten()?;
+            let translated = migrate::translate_inline_volume(volume, namespace).ok().flatten()?;
             Some((unique(&translated)?, translated))
         }
     });
@@ -439,7 +439,7 @@ fn inline_volumes(pod: &Pod) -> Vec<(String, PersistentVolume)> {
 /// A pod's own volume as a PersistentVolume that nobody stored.
 fn stored(flex: &FlexVolume) -> PersistentVolume {
     let metadata = ObjectMeta { name: Some(flex.volume.clone()), ..ObjectMeta::default() };
-    PersistentVolume { metadata, spec: Some(flex.record()), status: None }
+    PersistentVolume { metadata, spec: Some(flex.to_inline_spec()), status: None }
 }
 
 /// Whether volumes of a driver are attached to nodes at all.
@@ -453,9 +453,9 @@ enum Attaches {
 
 fn device(attachment: &VolumeAttachment) -> String {
     // Drivers of CSI tell their nodes in other ways.
-    let told = FlexVolume::of_attachment(attachment).and(attachment.status.as_ref());
+    let told = FlexVolume::from_attachment(attachment).and(attachment.status.as_ref());
     let metadata = told.and_then(|status| status.attachment_metadata.as_ref());
-    metadata.and_then(|metadata| metadata.get(flex::DEVICE).cloned()).unwrap_or_default()
+    metadata.and_then(|metadata| metadata.get(flex::DEVICE_PATH_KEY).cloned()).unwrap_or_default()
 }
 
 pub(super) fn is_managed(node: &Node) -> bool {

@@ -163,7 +163,7 @@ impl Binder {
         };
         if binding.mark_claim {
             let bound = edit::bound(Arc::unwrap_or_clone(claim), &volume);
-            let bound = condition::with_usage(bound, binding.in_use, self.context.clock.time());
+            let bound = condition::with_unused_condition(bound, binding.in_use, self.context.clock.time());
             self.write_claim(Part::Status, &bound).await?;
             info!(claim = %bound.name_any(), volume = %volume.name_any(), "bound");
         }

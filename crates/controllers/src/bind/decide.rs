@@ -6,7 +6,7 @@ use cleat_api::claim::{
     self, claim_class, claim_phase, is_reserved_for, volume_name, volume_phase, waits_for_consumer,
 };
 use cleat_api::key::Meta as _;
-use cleat_api::keys::{annotation, finalizer};
+use cleat_api::well_known::{annotation, finalizer};
 use cleat_api::migrate;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -219,7 +219,7 @@ fn search(seen: &ClaimSeen) -> ClaimDecision {
                 provisioner: provisioner.to_owned(),
                 annotate: named != Some(provisioner),
                 // With a source there is more to wait for before a volume can be in the making.
-                hold: seen.provisioner_holds && !claim::has_source(&seen.claim) && !seen.claim.metadata.is_deleting(),
+                hold: seen.provisioner_holds && !claim::has_data_source(&seen.claim) && !seen.claim.metadata.is_deleting(),
             }
         }
     }
@@ -330,7 +330,7 @@ pub fn volume(volume: &PersistentVolume, owner: &Owner) -> VolumeDecision {
         return VolumeDecision::HandOver(to);
     }
     let moved = meta.annotation(annotation::PROVISIONED_BY).and_then(migrate::driver_of);
-    if let Some(driver) = moved.filter(|_| meta.has_finalizer(finalizer::IN_TREE)) {
+    if let Some(driver) = moved.filter(|_| meta.has_finalizer(finalizer::IN_TREE_PV_CONTROLLER)) {
         return VolumeDecision::HandOver(Handover::To(driver));
     }
     match owner {
@@ -340,7 +340,7 @@ pub fn volume(volume: &PersistentVolume, owner: &Owner) -> VolumeDecision {
             decision => decision,
         },
         Owner::Claim(claim) => match volume_name(claim) {
-            None if claim::volume_mode(volume) != claim::claim_mode(claim) => VolumeDecision::WrongMode(claim.clone()),
+            None if claim::volume_mode(volume) != claim::claim_volume_mode(claim) => VolumeDecision::WrongMode(claim.clone()),
             None => VolumeDecision::LeaveToClaim,
             // A claim that is not Bound yet is being bound: whoever does that writes this side too.
             Some(name) if Some(name) == volume.metadata.name.as_deref() => match claim_phase(claim) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cleat_api::claim as about;
-use cleat_api::keys::{annotation, finalizer};
+use cleat_api::well_known::{annotation, finalizer};
 use cleat_testing::build;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -374,7 +374,7 @@ fn who_took_over_from_a_plugin_is_told_on_claim_and_volume() {
         let mut v = build::volume("v", "", "1Gi");
         plugin.into_iter().for_each(|by| build::annotate(&mut v.metadata, annotation::PROVISIONED_BY, by));
         said.into_iter().for_each(|driver| build::annotate(&mut v.metadata, annotation::MIGRATED_TO, driver));
-        v.metadata.finalizers = held.then(|| vec![finalizer::IN_TREE.to_owned()]);
+        v.metadata.finalizers = held.then(|| vec![finalizer::IN_TREE_PV_CONTROLLER.to_owned()]);
         v
     };
     let over = |to| VolumeDecision::HandOver(to);

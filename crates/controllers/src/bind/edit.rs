@@ -2,7 +2,7 @@
 
 use cleat_api::claim::claim_phase;
 use cleat_api::key::Meta as _;
-use cleat_api::keys::{annotation, finalizer};
+use cleat_api::well_known::{annotation, finalizer};
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::{Resource as _, ResourceExt as _};
@@ -92,8 +92,8 @@ pub fn handed_over<K: kube::Resource>(mut object: K, to: Handover) -> K {
         Handover::To(driver) => annotations.insert(annotation::MIGRATED_TO.to_owned(), driver.to_owned()),
         Handover::Nobody => annotations.remove(annotation::MIGRATED_TO),
     };
-    if meta.has_finalizer(finalizer::IN_TREE) && matches!(to, Handover::To(_)) {
-        meta.finalizers = Some(meta.finalizers_without(finalizer::IN_TREE));
+    if meta.has_finalizer(finalizer::IN_TREE_PV_CONTROLLER) && matches!(to, Handover::To(_)) {
+        meta.finalizers = Some(meta.finalizers_without(finalizer::IN_TREE_PV_CONTROLLER));
     }
     object
 }
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn who_took_over_is_written_and_the_plugin_lets_go() {
         let mut volume = build::volume("v", "", "1Gi");
-        volume.metadata.finalizers = Some(vec![finalizer::IN_TREE.to_owned(), finalizer::PV_PROTECTION.to_owned()]);
+        volume.metadata.finalizers = Some(vec![finalizer::IN_TREE_PV_CONTROLLER.to_owned(), finalizer::PV_PROTECTION.to_owned()]);
         let moved = handed_over(volume, Handover::To("ebs.csi.aws.com"));
         assert_eq!(moved.metadata.annotation(annotation::MIGRATED_TO), Some("ebs.csi.aws.com"));
         assert_eq!(moved.metadata.finalizers, Some(vec![finalizer::PV_PROTECTION.to_owned()]));

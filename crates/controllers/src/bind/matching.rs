@@ -22,14 +22,14 @@ pub(super) fn best<'a>(
     choice: Choice,
 ) -> Option<&'a Arc<PersistentVolume>> {
     let usable = |v: &&Arc<PersistentVolume>| {
-        is_half_bound(v, claim) || (matching::is_usable(v, claim) && matching::offers_modes(v, claim))
+        is_half_bound(v, claim) || (matching::is_usable(v, claim) && matching::supports_access_modes(v, claim))
     };
     let reserved = candidates.iter().filter(|v| is_reserved_for(v, claim)).filter(usable).min_by_key(|v| name(v));
     if reserved.is_some() || choice == Choice::ReservedOnly {
         return reserved;
     }
     let free = candidates.iter().filter(|v| suits(v, claim));
-    free.min_by_key(|v| (matching::modes(v).len(), claim::capacity(v), name(v)))
+    free.min_by_key(|v| (matching::access_modes(v).len(), claim::capacity(v), name(v)))
 }
 
 /// A bind of this volume was interrupted, and from its phase on the volume is protected. It is finished even if somebody
@@ -41,7 +41,7 @@ fn is_half_bound(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bo
 
 /// A free volume that satisfies the claim.
 pub(super) fn suits(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
-    matching::is_usable(volume, claim) && matching::is_suitable(volume, claim)
+    matching::is_usable(volume, claim) && matching::is_available_for(volume, claim)
 }
 
 /// Why a volume that a claim names cannot be bound to it; `None` if it can.
@@ -49,15 +49,15 @@ pub(super) fn misfit(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -
     let name = volume.metadata.name.as_deref().unwrap_or_default();
     let text = if volume.metadata.is_deleting() {
         return Some(format!("the volume is marked for deletion {name:?}"));
-    } else if !matching::holds_enough(volume, claim) {
+    } else if !matching::has_capacity_for(volume, claim) {
         "requested PV is too small"
     } else if claim::volume_class(volume) != claim::claim_class(claim).unwrap_or_default() {
         "storageClassName does not match"
-    } else if matching::attributes_class(volume) != matching::wanted_attributes_class(claim) {
+    } else if matching::volume_attributes_class(volume) != matching::claim_attributes_class(claim) {
         "volumeAttributesClassName does not match"
-    } else if claim::volume_mode(volume) != claim::claim_mode(claim) {
+    } else if claim::volume_mode(volume) != claim::claim_volume_mode(claim) {
         "incompatible volumeMode"
-    } else if !matching::offers_modes(volume, claim) {
+    } else if !matching::supports_access_modes(volume, claim) {
         "incompatible accessMode"
     } else {
         return None;

@@ -113,7 +113,7 @@ fn wake(observed: &observe::Observed, queue: &Queue<Subject>) {
     let (q, claims) = (queue.clone(), observed.clone());
     observed.classes.subscribe(move |_| {
         for claim in claims.unbound() {
-            q.add_later(Subject::Claim(Key::of(&claim.metadata)));
+            q.add_low_priority(Subject::Claim(Key::of(&claim.metadata)));
         }
     });
 }
@@ -130,14 +130,14 @@ impl Binder {
                 let mut decision = decide::claim(&seen);
                 // The cache of volumes may be behind that of claims.
                 if let (ClaimDecision::Lose(_), Some(name)) = (&decision, claim::volume_name(&seen.claim)) {
-                    let named = write::live(&self.context.client, &Key::cluster(name)).await?.map(Arc::new);
+                    let named = write::get_live(&self.context.client, &Key::cluster(name)).await?.map(Arc::new);
                     decision = decide::claim(&ClaimSeen { named, ..seen.clone() });
                 }
                 self.settle_claim(&seen.claim, decision).await?;
             }
             Subject::Class(class) => {
                 let waiting = self.observed.pending_of_class(&class);
-                waiting.iter().for_each(|claim| self.queue.add_later(Subject::Claim((**claim).clone())));
+                waiting.iter().for_each(|claim| self.queue.add_low_priority(Subject::Claim((**claim).clone())));
             }
             Subject::Volume(name) => {
                 let Some(volume) = self.observed.volumes.named(&name) else { return Ok(Outcome::Done) };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cleat_api::claim::{self, claim_class, claim_ref, claim_ref_key, volume_class, volume_name};
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::annotation;
+use cleat_api::well_known::annotation;
 use cleat_api::{migrate, pod};
 use cleat_runtime::write::{self, WriteError};
 use cleat_runtime::{Cache, Caches, Change, Index, Queue};
@@ -92,7 +92,7 @@ impl Observed {
         let waiting = users.iter().filter(|p| pod::node_name(p).is_none());
         let mut consumers: Vec<String> = waiting.filter_map(|p| p.metadata.name.clone()).collect();
         consumers.sort();
-        let in_use = users.iter().any(|p| pod::uses(p, &claim));
+        let in_use = users.iter().any(|p| pod::uses_claim(p, &claim));
         let provisioner = class.as_ref().and_then(Option::as_ref).map(|c| c.provisioner.as_str());
         let provisioner = provisioner.map(|name| migrate::driver_of(name).unwrap_or(name));
         let provisioner_holds = provisioner.is_some_and(|name| self.options.holding_provisioners.contains(name));
@@ -204,7 +204,7 @@ impl Binder {
     pub(super) async fn owner(&self, volume: &PersistentVolume) -> Result<Owner, WriteError> {
         let shown = self.observed.owner(volume);
         let (Owner::Gone, Some((key, uid))) = (&shown, owner_of(volume)) else { return Ok(shown) };
-        let live = write::live::<PersistentVolumeClaim>(&self.context.client, &key).await?;
+        let live = write::get_live::<PersistentVolumeClaim>(&self.context.client, &key).await?;
         Ok(match live.filter(|c| c.metadata.uid() == uid) {
             Some(claim) => Owner::Claim(Arc::new(claim)),
             None => Owner::Gone,

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use cleat_api::claim::{capacity, claim_class, claim_ref, requested, volume_class, volume_phase};
+use cleat_api::claim::{capacity, claim_class, claim_ref, requested_storage, volume_class, volume_phase};
 use cleat_api::quantity::Quantity;
 use cleat_runtime::Cache;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -100,7 +100,7 @@ impl Shelf {
 
 impl Places {
     fn find(&self, claim: &PersistentVolumeClaim) -> Option<Arc<PersistentVolume>> {
-        let wanted = requested(claim);
+        let wanted = requested_storage(claim);
         let class = self.by_class.get(claim_class(claim).unwrap_or_default())?;
         // Fewest modes first; among those with as many, each set of modes has its own order by size.
         class.values().find_map(|places| {
@@ -125,7 +125,7 @@ impl Places {
 
     fn insert(&mut self, volume: Arc<PersistentVolume>) {
         let name = volume.metadata.name.clone().unwrap_or_default();
-        let modes: Vec<String> = cleat_api::matching::modes(&volume).into_iter().map(ToOwned::to_owned).collect();
+        let modes: Vec<String> = cleat_api::matching::access_modes(&volume).into_iter().map(ToOwned::to_owned).collect();
         let (class, count) = (volume_class(&volume).to_owned(), modes.len());
         let place = (modes, capacity(&volume), name.clone());
         let shelf = self.by_class.entry(class.clone()).or_default().entry(count).or_default();

@@ -92,7 +92,7 @@ impl Collector {
                 self.object(&uid).await?;
                 // An owner that only the server knows may come and go while its watch starts over, unheard.
                 let is_heard = self.graph.get(&uid).is_none_or(|node| self.knows_owners(&node));
-                return Ok(if is_heard { Outcome::Done } else { Outcome::Again(UNHEARD) });
+                return Ok(if is_heard { Outcome::Done } else { Outcome::RequeueAfter(UNHEARD) });
             }
             Subject::Namespace(name) => self.namespace(&name).await?,
         }

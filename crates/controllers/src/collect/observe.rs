@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cleat_api::Key;
 use cleat_runtime::Queue;
-use cleat_runtime::follow::{self, Follower, Metadata};
+use cleat_runtime::metadata_watch::{self, MetadataHandler, PartialObjectMetadata};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{ApiResource, DynamicObject};
 use kube::discovery::{Discovery, Scope, verbs};
@@ -95,15 +95,15 @@ impl Kept {
     }
 }
 
-fn same_owners(kept: &[OwnerReference], seen: &[follow::Owner<'_>]) -> bool {
-    let same = |(a, b): (&OwnerReference, &follow::Owner<'_>)| {
+fn same_owners(kept: &[OwnerReference], seen: &[metadata_watch::OwnerRef<'_>]) -> bool {
+    let same = |(a, b): (&OwnerReference, &metadata_watch::OwnerRef<'_>)| {
         (&*a.uid, &*a.name, &*a.kind, &*a.api_version) == (&*b.uid, &*b.name, &*b.kind, &*b.api_version)
             && a.block_owner_deletion == b.block_owner_deletion
     };
     kept.len() == seen.len() && kept.iter().zip(seen).all(same)
 }
 
-fn reference(owner: &follow::Owner<'_>) -> OwnerReference {
+fn reference(owner: &metadata_watch::OwnerRef<'_>) -> OwnerReference {
     OwnerReference {
         api_version: owner.api_version.to_string(),
         kind: owner.kind.to_string(),
@@ -268,12 +268,12 @@ impl Graph {
             let path = DynamicObject::url_path(&kind.resource, None);
             let mut watch = Watch { graph, kind, stale, listed: HashSet::new(), first: true };
             tokio::spawn(async move {
-                stop.run_until_cancelled(follow::follow(&client, &path, &mut watch)).await;
+                stop.run_until_cancelled(metadata_watch::watch_metadata(&client, &path, &mut watch)).await;
             });
         }
     }
 
-    fn learn(&self, kind: &Arc<Kind>, meta: &Metadata<'_>) -> Uid {
+    fn learn(&self, kind: &Arc<Kind>, meta: &PartialObjectMetadata<'_>) -> Uid {
         let uid = Uid::of(meta.uid.as_deref().unwrap_or_default());
         let life = Life {
             deleting: meta.is_deleting(),
@@ -382,12 +382,12 @@ impl Drop for Watch {
     }
 }
 
-impl Follower for Watch {
-    fn begun(&mut self) {
+impl MetadataHandler for Watch {
+    fn list_started(&mut self) {
         self.listed.clear();
     }
 
-    fn listed(&mut self, object: Metadata<'_>) {
+    fn listed(&mut self, object: PartialObjectMetadata<'_>) {
         let uid = self.graph.learn(&self.kind, &object);
         // What became of its owners and dependents may have been missed.
         if !object.owners().is_empty() || object.is_deleting() {
@@ -396,19 +396,19 @@ impl Follower for Watch {
         self.listed.insert(uid);
     }
 
-    fn complete(&mut self) {
+    fn list_completed(&mut self) {
         self.graph.keep_only(&self.kind, &std::mem::take(&mut self.listed));
         self.was_listed();
         // A definition may have come between discovery and this list.
         self.notice_definition();
     }
 
-    fn applied(&mut self, object: Metadata<'_>) {
+    fn applied(&mut self, object: PartialObjectMetadata<'_>) {
         self.graph.learn(&self.kind, &object);
         self.notice_definition();
     }
 
-    fn deleted(&mut self, object: Metadata<'_>) {
+    fn deleted(&mut self, object: PartialObjectMetadata<'_>) {
         let uid = Uid::of(object.uid.as_deref().unwrap_or_default());
         self.graph.forget(&mut self.graph.state.lock(), &uid);
         self.notice_definition();

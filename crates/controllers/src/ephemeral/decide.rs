@@ -27,7 +27,7 @@ pub fn decide(pod: &Pod, find: impl Fn(&Key) -> Option<Arc<PersistentVolumeClaim
     let wanted = pod::claim_volumes(pod).into_iter().filter(|v| v.ephemeral);
     wanted
         .filter_map(|v| match find(&v.claim) {
-            Some(claim) if pod::owns(pod, &claim) => None,
+            Some(claim) if pod::owns_claim(pod, &claim) => None,
             Some(_) => Some(Decision::Refuse { volume: v.volume, claim: v.claim }),
             None => {
                 let claim = Box::new(build(pod, &v.volume, &v.claim)?);

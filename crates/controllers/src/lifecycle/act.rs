@@ -46,12 +46,12 @@ impl Lifecycle {
             }
             PodDecision::Finish => {
                 info!(pod = %key, node, "pod of a machine out of service removed");
-                write::delete_at_once(&self.context.client, pod).await?;
+                write::delete_immediately(&self.context.client, pod).await?;
             }
             PodDecision::Collect => {
-                if write::live::<Node>(&self.context.client, &Key::cluster(node)).await?.is_none() {
+                if write::get_live::<Node>(&self.context.client, &Key::cluster(node)).await?.is_none() {
                     info!(pod = %key, node, "pod of a node that is gone removed");
-                    write::delete_at_once(&self.context.client, pod).await?;
+                    write::delete_immediately(&self.context.client, pod).await?;
                 }
             }
         }
@@ -70,7 +70,7 @@ impl Lifecycle {
             "status": { "conditions": conditions },
         });
         let written = write::merge::<Pod>(&self.context.client, Part::Status, &key, &patch).await;
-        written.map(|pod| self.pods.observe_write(pod)).or_else(WriteError::absent_is_fine)?;
+        written.map(|pod| self.pods.observe_write(pod)).or_else(WriteError::ignore_not_found)?;
         info!(pod = %key, node, "pod of a node that is not ready marked");
         self.recorder.warning(pod, "NodeNotReady", "Node is not ready".to_owned());
         Ok(())

@@ -141,5 +141,5 @@ impl Lifecycle {
 }
 
 fn again(now: Timestamp, at: Timestamp) -> Outcome {
-    Outcome::Again(Duration::try_from(at.duration_since(now)).unwrap_or_default())
+    Outcome::RequeueAfter(Duration::try_from(at.duration_since(now)).unwrap_or_default())
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cleat_api::condition;
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::finalizer;
+use cleat_api::well_known::finalizer;
 use cleat_runtime::Outcome;
 use cleat_runtime::write::{self, Part, WriteError};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
@@ -37,26 +37,26 @@ impl Protector {
                 if let Some(pod) = decide::user(claim, &pods) {
                     // Its end may never be heard of, if it comes and goes while the watch starts over.
                     debug!(pod, "claim is in use after all and stays");
-                    return Ok(Outcome::Again(UNHEARD));
+                    return Ok(Outcome::RequeueAfter(UNHEARD));
                 }
                 info!(claim = %Key::of(&claim.metadata), "unused claim let go");
                 claim.metadata.finalizers_without(finalizer::PVC_PROTECTION)
             }
         };
         let written = write::set_finalizers(&self.context.client, claim, &finalizers).await;
-        written.map(drop).or_else(WriteError::absent_is_fine)?;
+        written.map(drop).or_else(WriteError::ignore_not_found)?;
         Ok(Outcome::Done)
     }
 
     /// Says on the claim whether pods use it.
     pub(super) async fn tell(&self, claim: &PersistentVolumeClaim, in_use: bool) -> Result<(), WriteError> {
-        let told = condition::with_usage(claim.clone(), in_use, self.context.clock.time());
+        let told = condition::with_unused_condition(claim.clone(), in_use, self.context.clock.time());
         match write::replace(&self.context.client, Part::Status, &told).await {
             Ok(written) => {
                 self.observed.claims.observe_write(written);
                 Ok(())
             }
-            Err(error) => error.absent_is_fine(),
+            Err(error) => error.ignore_not_found(),
         }
     }
 
@@ -71,7 +71,7 @@ impl Protector {
             Decision::LetGo => volume.metadata.finalizers_without(finalizer::PV_PROTECTION),
         };
         let written = write::set_finalizers(&self.context.client, volume, &finalizers).await;
-        written.map(drop).or_else(WriteError::absent_is_fine)
+        written.map(drop).or_else(WriteError::ignore_not_found)
     }
 
     pub(super) async fn settle_attributes(
@@ -87,7 +87,7 @@ impl Protector {
             }
             Decision::Protect => class.metadata.finalizers_with(finalizer::VAC_PROTECTION),
             Decision::LetGo => {
-                let claims: Vec<PersistentVolumeClaim> = write::list_everywhere(&self.context.client).await?;
+                let claims: Vec<PersistentVolumeClaim> = write::list_all_namespaces(&self.context.client).await?;
                 let volumes: Vec<PersistentVolume> = write::list_live(&self.context.client, None).await?;
                 let name = class.metadata.name.as_deref().unwrap_or_default();
                 if let Some(user) = decide::attributes_user(name, &claims, &volumes) {
@@ -99,6 +99,6 @@ impl Protector {
             }
         };
         let written = write::set_finalizers(&self.context.client, class, &finalizers).await;
-        written.map(drop).or_else(WriteError::absent_is_fine)
+        written.map(drop).or_else(WriteError::ignore_not_found)
     }
 }

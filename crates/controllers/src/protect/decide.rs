@@ -4,7 +4,7 @@ use std::borrow::Borrow;
 
 use cleat_api::claim::{claim_phase, volume_phase};
 use cleat_api::key::Meta as _;
-use cleat_api::keys::finalizer;
+use cleat_api::well_known::finalizer;
 use cleat_api::{condition, pod};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
@@ -47,8 +47,8 @@ pub fn user<P: Borrow<Pod>>(claim: &PersistentVolumeClaim, pods: &[P]) -> Option
     let uses = |pod: &&P| {
         let pod: &Pod = (*pod).borrow();
         // Its own claim goes with the pod, which waits for it where owners are deleted last: one of them must begin.
-        let left_behind = is_shut_down(pod) && pod::owns(pod, claim);
-        pod::node_name(pod).is_some() && pod::uses(pod, claim) && !left_behind
+        let left_behind = is_shut_down(pod) && pod::owns_claim(pod, claim);
+        pod::node_name(pod).is_some() && pod::uses_claim(pod, claim) && !left_behind
     };
     let user: &Pod = pods.iter().find(uses)?.borrow();
     user.metadata.name.clone()
@@ -64,7 +64,7 @@ pub fn usage<P: Borrow<Pod>>(claim: &PersistentVolumeClaim, pods: &[P]) -> Optio
     if claim_phase(claim) != "Bound" || claim.metadata.is_deleting() {
         return None;
     }
-    let in_use = pods.iter().map(Borrow::borrow).any(|pod| !pod::is_terminated(pod) && pod::uses(pod, claim));
+    let in_use = pods.iter().map(Borrow::borrow).any(|pod| !pod::is_terminated(pod) && pod::uses_claim(pod, claim));
     (condition::claim_in_use(claim) != Some(in_use)).then_some(in_use)
 }
 
@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn a_bound_claim_says_whether_pods_use_it() {
         let (bound, _) = build::bound(build::claim("ns", "c", None, "1Gi"), build::volume("v", "", "1Gi"));
-        let told = |in_use| condition::with_usage(bound.clone(), in_use, build::time(1));
+        let told = |in_use| condition::with_unused_condition(bound.clone(), in_use, build::time(1));
         let mut going = bound.clone();
         going.metadata.deletion_timestamp = Some(build::time(9));
         let waiting = || build::pod("ns", "p", "", &["c"]);
@@ -220,9 +220,9 @@ mod tests {
         let since = |claim: &PersistentVolumeClaim| {
             claim.status.as_ref().unwrap().conditions.as_ref().unwrap()[0].last_transition_time.clone()
         };
-        let again = condition::with_usage(told(true), true, build::time(7));
+        let again = condition::with_unused_condition(told(true), true, build::time(7));
         assert_eq!(since(&again), Some(build::time(1)), "the same again is no change");
-        assert_eq!(since(&condition::with_usage(again, false, build::time(7))), Some(build::time(7)));
+        assert_eq!(since(&condition::with_unused_condition(again, false, build::time(7))), Some(build::time(7)));
     }
 
     #[test]

@@ -21,7 +21,7 @@ impl Observed {
     pub(super) fn new(caches: &Caches) -> Self {
         let pods = caches.pods();
         let by_claim = pods.index(|p| pod::claim_volumes(p).into_iter().map(|v| v.claim.to_string()).collect());
-        Self { claims: caches.claims(), volumes: caches.volumes(), attributes: caches.attributes(), pods, by_claim }
+        Self { claims: caches.claims(), volumes: caches.volumes(), attributes: caches.attributes_classes(), pods, by_claim }
     }
 
     pub(super) async fn synced(&self) {

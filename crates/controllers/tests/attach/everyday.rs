@@ -60,7 +60,7 @@ async fn what_a_deleted_node_had_in_use_stays_and_what_it_had_not_goes() {
     let idle = rig.attachment("idle", "n1");
     rig.made(&idle).await;
     rig.confirm(&idle).await;
-    rig.told("n1", &[&unique, &names::unique_volume(DRIVER, "used")]).await;
+    rig.told("n1", &[&unique, &names::unique_volume_name(DRIVER, "used")]).await;
     rig.all::<Node>().delete("n1", &DeleteParams::default()).await.unwrap();
     rig.gone(&idle).await;
     rig.made(&used).await;

@@ -65,7 +65,7 @@ async fn flex_volumes_are_attached_to_one_node_and_the_node_is_told_the_device()
     let attachment = rig.flex_attachment("v", "n1");
     let made = rig.made(&attachment).await;
     assert_eq!(made.spec.attacher, "flexvolume.cleat.dev");
-    let recorded = FlexVolume::of_attachment(&made).unwrap();
+    let recorded = FlexVolume::from_attachment(&made).unwrap();
     assert_eq!((recorded.driver.as_str(), recorded.volume.as_str(), recorded.read_only), (FLEX, "v", true));
     assert_eq!(recorded.options["lun"], "7");
     rig.confirm_device(&attachment, "/dev/a").await;
@@ -155,7 +155,7 @@ async fn while_a_flex_driver_starts_nothing_is_begun_and_nothing_taken_away() {
     rig.pod("q", "n1", claimed("new")).await;
     // From before the restart.
     let volume = rig.all::<PersistentVolume>().get("old").await.unwrap();
-    let recorded = FlexVolume::of_volume(&volume, false).unwrap().record();
+    let recorded = FlexVolume::from_volume(&volume, false).unwrap().to_inline_spec();
     let old = rig.flex_attachment("old", "n1");
     let spec = json!({ "attacher": ATTACHER, "nodeName": "n1", "source": { "inlineVolumeSpec": recorded } });
     create(&rig.all::<VolumeAttachment>(), json!({ "metadata": { "name": old }, "spec": spec })).await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cleat_api::claim::{claim_class, claim_ref, claim_ref_key, volume_class, volume_name};
 use cleat_api::key::Meta as _;
-use cleat_api::keys::finalizer;
+use cleat_api::well_known::finalizer;
 use cleat_api::names;
 use cleat_controllers::bind::decide::{self as bind, Owner};
 use cleat_controllers::bind::edit;

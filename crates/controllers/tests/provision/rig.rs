@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use cleat_api::claim::{claim_phase, volume_name};
 use cleat_api::key::Meta as _;
-use cleat_api::keys::annotation;
+use cleat_api::well_known::annotation;
 use cleat_apiserver::{ApiServer, Config};
 use cleat_controllers::{Context, bind, protect};
 use cleat_csi::Client as Csi;
@@ -55,7 +55,7 @@ impl Rig {
         let stop = CancellationToken::new();
         let caches = Caches::new(server.component("system:cleat:caches"), stop.clone());
         let context = |user: &str| Context {
-            client: cleat_runtime::Client::direct(server.component(user), server.direct(user)),
+            client: cleat_runtime::Client::in_process(server.component(user), server.direct(user)),
             caches: caches.clone(),
             clock: Arc::new(SystemClock),
         };

@@ -1,6 +1,6 @@
 //! Volumes that are filled from something, and classes of plugins that moved.
 
-use cleat_api::keys::annotation;
+use cleat_api::well_known::annotation;
 use cleat_csi::v1::volume_content_source::Type as Origin;
 use cleat_sidecars::provision::snapshots::{VolumeSnapshot, VolumeSnapshotContent};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};

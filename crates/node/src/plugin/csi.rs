@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::time::Duration;
 
-use cleat_api::access::{self, SingleNodeModes};
+use cleat_api::access::{self, MultiWriterSupport};
 use cleat_csi::v1::node_service_capability::{Rpc, Type, rpc};
 use cleat_csi::v1::volume_capability::{AccessMode, AccessType, MountVolume};
 use cleat_csi::{CallError, Client, v1};
@@ -112,10 +112,10 @@ impl Driver {
 }
 
 fn capability(volume: &Wanted, capabilities: Capabilities) -> v1::VolumeCapability {
-    let modes = if capabilities.single_node_modes { SingleNodeModes::Distinguished } else { SingleNodeModes::One };
+    let modes = if capabilities.single_node_modes { MultiWriterSupport::Supported } else { MultiWriterSupport::Unsupported };
     // The first mode counts, and a volume without modes is taken as ReadWriteOnce.
     let mode = volume.access_modes.first().map_or(access::READ_WRITE_ONCE, String::as_str);
-    let mode = access::single(mode, modes).map_or(0, |m| m as i32);
+    let mode = access::to_csi_mode(mode, modes).map_or(0, |m| m as i32);
     let mount = MountVolume {
         fs_type: volume.fs_type.clone(),
         mount_flags: volume.mount_options.clone(),

@@ -190,7 +190,7 @@ impl Rig {
 
     /// Plays attach/detach controller and attacher: waits until the node says it uses the volume, then attaches it.
     pub(crate) async fn attach(&self, handle: &str) {
-        let unique = names::unique_volume(block::NAME, handle);
+        let unique = names::unique_volume_name(block::NAME, handle);
         self.api.until("the volume is reported in use", async |api| in_use(api).await.contains(&unique)).await;
         self.publish_to_node(handle).await;
         let mut attachment = build::attachment(&build::volume("x", "", "1"), NODE);
@@ -204,7 +204,7 @@ impl Rig {
 
     /// Plays the attach/detach controller's part of the node's status.
     pub(crate) async fn report_attached(&self, handles: &[&str]) {
-        let entry = |handle: &&str| json!({ "name": names::unique_volume(block::NAME, handle), "devicePath": "" });
+        let entry = |handle: &&str| json!({ "name": names::unique_volume_name(block::NAME, handle), "devicePath": "" });
         let list: Vec<_> = handles.iter().map(entry).collect();
         self.api.edit_status("nodes", "", NODE, json!({ "volumesAttached": list })).await;
     }

@@ -1,7 +1,7 @@
 //! PersistentVolumeClaim.
 
-use cleat_api::claim::{claim_class, claim_phase, requested};
-use cleat_api::keys::annotation;
+use cleat_api::claim::{claim_class, claim_phase, requested_storage};
+use cleat_api::well_known::annotation;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeClaimStatus, TypedLocalObjectReference,
@@ -252,7 +252,7 @@ fn check_immutable(new: &PersistentVolumeClaim, old: &PersistentVolumeClaim, err
         |spec: &PersistentVolumeClaimSpec| spec.resources.as_ref().and_then(|r| Some(r.requests.as_ref()?.len()));
     // The same size in another spelling is the same size.
     let same_size =
-        count(spec) == count(&allowed) && requested(new).zip(requested(old)).is_some_and(|(new, old)| new == old);
+        count(spec) == count(&allowed) && requested_storage(new).zip(requested_storage(old)).is_some_and(|(new, old)| new == old);
     if same_size {
         allowed.resources.get_or_insert_default().requests = requests(spec);
     }
@@ -264,7 +264,7 @@ fn check_immutable(new: &PersistentVolumeClaim, old: &PersistentVolumeClaim, err
         errors.push(FieldError::forbidden("spec", IMMUTABLE));
         return;
     }
-    if let (Some(wanted), Some(before)) = (requested(new), requested(old))
+    if let (Some(wanted), Some(before)) = (requested_storage(new), requested_storage(old))
         && wanted < before
     {
         let capacity = old.status.as_ref().and_then(|s| s.capacity.as_ref()).and_then(|c| c.get("storage"));

@@ -1,6 +1,6 @@
 //! StorageClass.
 
-use cleat_api::keys::annotation;
+use cleat_api::well_known::annotation;
 use jiff::Timestamp;
 use k8s_openapi::api::storage::v1::StorageClass;
 use serde_json::Value;

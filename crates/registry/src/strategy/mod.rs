@@ -99,8 +99,8 @@ fn check_access_modes(modes: Option<&Vec<String>>, path: &str, errors: &mut Vec<
     if modes.is_empty() {
         errors.push(FieldError::required(path, "at least 1 access mode is required"));
     }
-    for mode in modes.iter().filter(|m| !access::ORDER.contains(&m.as_str())) {
-        errors.push(FieldError::not_supported(path, mode, &access::ORDER));
+    for mode in modes.iter().filter(|m| !access::ALL_MODES.contains(&m.as_str())) {
+        errors.push(FieldError::not_supported(path, mode, &access::ALL_MODES));
     }
     if modes.len() > 1 && modes.iter().any(|m| m == access::READ_WRITE_ONCE_POD) {
         let why = "may not use ReadWriteOncePod with other access modes";

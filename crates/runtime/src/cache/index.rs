@@ -1,4 +1,4 @@
-//! A second way to find the objects of a cache.
+//! Indexes: the objects of a cache by terms that are extracted from them.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -7,8 +7,9 @@ use cleat_api::Key;
 
 use super::{Cache, Cached};
 
-type Extract<K> = Box<dyn Fn(&K) -> Vec<String> + Send + Sync>;
+type ExtractTerms<K> = Box<dyn Fn(&K) -> Vec<String> + Send + Sync>;
 
+/// A handle for lookups in one index of a cache.
 pub struct Index<K> {
     pub(super) cache: Cache<K>,
     pub(super) position: usize,
@@ -25,7 +26,7 @@ impl<K: Cached> Index<K> {
         self.cache.indexed(self.position, term)
     }
 
-    /// The keys alone, which cost nothing.
+    /// The keys only. Nothing is unpacked.
     pub fn keys(&self, term: &str) -> Vec<Arc<Key>> {
         self.cache.keys_indexed(self.position, term)
     }
@@ -35,33 +36,34 @@ impl<K: Cached> Index<K> {
     }
 }
 
-pub(super) struct Terms<K> {
-    extract: Extract<K>,
-    keys: HashMap<Box<str>, Keys>,
+/// The keys of the objects that have each term.
+pub(super) struct IndexTable<K> {
+    extract: ExtractTerms<K>,
+    keys: HashMap<Box<str>, KeySet>,
 }
 
-/// Most terms belong to one object.
-enum Keys {
+/// Most terms belong to one object, which then needs no set.
+enum KeySet {
     One(Arc<Key>),
-    More(HashSet<Arc<Key>>),
+    Many(HashSet<Arc<Key>>),
 }
 
-impl Keys {
+impl KeySet {
     fn insert(&mut self, key: &Arc<Key>) {
         match self {
             Self::One(only) if only == key => {}
-            Self::One(only) => *self = Self::More([only.clone(), key.clone()].into()),
-            Self::More(keys) => {
+            Self::One(only) => *self = Self::Many([only.clone(), key.clone()].into()),
+            Self::Many(keys) => {
                 keys.insert(key.clone());
             }
         }
     }
 
-    /// Is none left?
+    /// Returns true if no key is left.
     fn remove(&mut self, key: &Key) -> bool {
         match self {
             Self::One(only) => **only == *key,
-            Self::More(keys) => {
+            Self::Many(keys) => {
                 keys.remove(key);
                 keys.is_empty()
             }
@@ -69,7 +71,7 @@ impl Keys {
     }
 }
 
-impl<K> Terms<K> {
+impl<K> IndexTable<K> {
     pub(super) fn new(extract: impl Fn(&K) -> Vec<String> + Send + Sync + 'static) -> Self {
         Self { extract: Box::new(extract), keys: HashMap::new() }
     }
@@ -79,7 +81,7 @@ impl<K> Terms<K> {
             match self.keys.get_mut(&*term) {
                 Some(keys) => keys.insert(key),
                 None => {
-                    self.keys.insert(term.into(), Keys::One(key.clone()));
+                    self.keys.insert(term.into(), KeySet::One(key.clone()));
                 }
             }
         }
@@ -93,7 +95,7 @@ impl<K> Terms<K> {
         }
     }
 
-    /// The object has changed. A term that stays is not touched.
+    /// Updates the terms of a changed object. Nothing is written if they are the same.
     pub(super) fn replace(&mut self, key: &Arc<Key>, old: &K, new: &K) {
         if (self.extract)(old) != (self.extract)(new) {
             self.remove(key, old);
@@ -104,8 +106,8 @@ impl<K> Terms<K> {
     pub(super) fn get(&self, term: &str) -> Vec<Arc<Key>> {
         match self.keys.get(term) {
             None => Vec::new(),
-            Some(Keys::One(key)) => vec![key.clone()],
-            Some(Keys::More(keys)) => keys.iter().cloned().collect(),
+            Some(KeySet::One(key)) => vec![key.clone()],
+            Some(KeySet::Many(keys)) => keys.iter().cloned().collect(),
         }
     }
 

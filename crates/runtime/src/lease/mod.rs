@@ -1,8 +1,7 @@
-//! Leader election: of all who run for a lease, one at a time does the work.
+//! Leader election with a Lease: of several candidates, one at a time does the work.
 //!
-//! Guarantees: the work runs only between the moment the lease became ours and the moment it could have become another's.
-//! Who cannot renew in time stops working before anybody may take over. A lease is given back only after the work has
-//! ended.
+//! Guarantees: the work runs only while this candidate holds the lease. If the lease cannot be renewed within the renew
+//! deadline, the work is stopped before another candidate may take over. The lease is released only after the work has ended.
 
 pub mod decide;
 
@@ -23,157 +22,165 @@ use crate::clock::Clock;
 use crate::write::{self, Part, WriteError};
 use decide::Step;
 
-/// How often and how long; the usual figures of Kubernetes' sidecars.
+/// Durations of the election. The defaults are those of the Kubernetes CSI sidecars.
 #[derive(Clone, Copy, Debug)]
-pub struct Timing {
-    /// How long others wait for a silent leader.
-    pub lease: Duration,
-    /// A leader that could not renew for this long steps down; less than `lease`.
-    pub renew: Duration,
-    /// How often to renew, or to see whether the lease is free.
-    pub retry: Duration,
+pub struct LeaseTiming {
+    /// Other candidates take over from a leader that has not renewed for this long.
+    pub lease_duration: Duration,
+    /// A leader that could not renew for this long stops its work. Must be less than `lease_duration`.
+    pub renew_deadline: Duration,
+    /// The interval between attempts to acquire or renew the lease.
+    pub retry_period: Duration,
 }
 
-impl Default for Timing {
+impl Default for LeaseTiming {
     fn default() -> Self {
-        Self { lease: Duration::from_secs(15), renew: Duration::from_secs(10), retry: Duration::from_secs(5) }
+        Self {
+            lease_duration: Duration::from_secs(15),
+            renew_deadline: Duration::from_secs(10),
+            retry_period: Duration::from_secs(5),
+        }
     }
 }
 
+/// One candidate for a lease.
 #[derive(Clone)]
 pub struct Election {
     pub client: Client,
     pub clock: Arc<dyn Clock>,
     pub lease: Key,
     pub labels: BTreeMap<String, String>,
-    /// Who we are; no other candidate may have this name.
+    /// The holder identity. Must be unique among the candidates.
     pub identity: String,
-    pub timing: Timing,
+    pub timing: LeaseTiming,
 }
 
+/// Why [`Election::lead`] has returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// `stop` was cancelled, or the work came to its end.
+pub enum LeadershipEnd {
+    /// `stop` was cancelled, or the work returned.
     Stopped,
     /// The lease could not be renewed in time, and the work was stopped.
     Lost,
 }
 
-/// The lease as last seen, and when it was first seen like that.
-struct Seen {
+/// The last observed state of the lease, and when that state was first observed.
+struct ObservedLease {
     lease: Option<Arc<Lease>>,
     since: Instant,
 }
 
 impl Election {
-    /// Waits until we lead, then runs `work` for as long as we do. The token it is given ends it.
+    /// Waits until this candidate holds the lease, then runs `work`. When the token that `work` receives is cancelled, it must
+    /// return: this function waits for it.
     pub async fn lead<F: Future<Output = ()>>(
         &self,
         stop: CancellationToken,
         work: impl FnOnce(CancellationToken) -> F,
-    ) -> Ended {
-        let mut seen = Seen { lease: None, since: Instant::now() };
+    ) -> LeadershipEnd {
+        let mut observed = ObservedLease { lease: None, since: Instant::now() };
         tokio::select! {
-            () = stop.cancelled() => return Ended::Stopped,
-            () = self.acquire(&mut seen) => {}
+            () = stop.cancelled() => return LeadershipEnd::Stopped,
+            () = self.acquire(&mut observed) => {}
         }
-        info!(lease = %self.lease, "leading");
+        info!(lease = %self.lease, "lease acquired");
         let working = stop.child_token();
         let work = work(working.clone());
         tokio::pin!(work);
         let ended = tokio::select! {
-            () = &mut work => return self.give_back(&mut seen).await,
-            () = stop.cancelled() => Ended::Stopped,
-            () = self.renew(&mut seen) => Ended::Lost,
+            () = &mut work => return self.release(&mut observed).await,
+            () = stop.cancelled() => LeadershipEnd::Stopped,
+            () = self.renew(&mut observed) => LeadershipEnd::Lost,
         };
         working.cancel();
         work.await;
         match ended {
-            Ended::Stopped => self.give_back(&mut seen).await,
-            Ended::Lost => Ended::Lost,
+            LeadershipEnd::Stopped => self.release(&mut observed).await,
+            LeadershipEnd::Lost => LeadershipEnd::Lost,
         }
     }
 
-    async fn acquire(&self, seen: &mut Seen) {
+    async fn acquire(&self, observed: &mut ObservedLease) {
         loop {
-            match self.attempt(seen).await {
+            match self.attempt(observed).await {
                 Ok(true) => return,
-                Ok(false) => debug!(lease = %self.lease, "somebody else leads"),
+                Ok(false) => debug!(lease = %self.lease, "another candidate holds the lease"),
                 Err(error) => warn!(lease = %self.lease, %error, "lease not acquired"),
             }
-            tokio::time::sleep(self.timing.retry).await;
+            tokio::time::sleep(self.timing.retry_period).await;
         }
     }
 
-    /// Returns when we must no longer consider ourselves leader.
-    async fn renew(&self, seen: &mut Seen) {
+    /// Renews the lease and returns when this candidate must stop its work.
+    async fn renew(&self, observed: &mut ObservedLease) {
         let mut renewed = Instant::now();
         loop {
-            let left = (renewed + self.timing.renew).saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = (renewed + self.timing.renew_deadline).saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 warn!(lease = %self.lease, "lease lost: not renewed in time");
                 return;
             }
-            tokio::time::sleep(self.timing.retry.min(left)).await;
-            let begun = Instant::now();
-            let left = (renewed + self.timing.renew).saturating_duration_since(begun);
-            match tokio::time::timeout(left, self.attempt(seen)).await {
-                Ok(Ok(true)) => renewed = begun,
+            tokio::time::sleep(self.timing.retry_period.min(remaining)).await;
+            let started = Instant::now();
+            let remaining = (renewed + self.timing.renew_deadline).saturating_duration_since(started);
+            match tokio::time::timeout(remaining, self.attempt(observed)).await {
+                Ok(Ok(true)) => renewed = started,
                 Ok(Ok(false)) => {
-                    warn!(lease = %self.lease, "lease lost: somebody else took it");
+                    warn!(lease = %self.lease, "lease lost: another candidate holds it");
                     return;
                 }
                 Ok(Err(error)) => warn!(lease = %self.lease, %error, "lease not renewed"),
-                Err(_) => warn!(lease = %self.lease, "lease not renewed: no answer"),
+                Err(_) => warn!(lease = %self.lease, "lease not renewed: timeout"),
             }
         }
     }
 
-    /// One look at the lease, and one write if it is ours to write. True if we hold it afterwards.
-    async fn attempt(&self, seen: &mut Seen) -> Result<bool, WriteError> {
-        let now: Option<Arc<Lease>> = write::live(&self.client, &self.lease).await?.map(Arc::new);
+    /// Reads the lease and writes it if this candidate may. Returns true if it holds the lease afterwards.
+    async fn attempt(&self, observed: &mut ObservedLease) -> Result<bool, WriteError> {
+        let live: Option<Arc<Lease>> = write::get_live(&self.client, &self.lease).await?.map(Arc::new);
         let revision = |lease: &Option<Arc<Lease>>| lease.as_ref().and_then(|l| l.metadata.resource_version.clone());
-        if revision(&now) != revision(&seen.lease) {
-            seen.since = Instant::now();
-            seen.lease = now;
+        if revision(&live) != revision(&observed.lease) {
+            observed.since = Instant::now();
+            observed.lease = live;
         }
-        let spec = seen.lease.as_ref().and_then(|l| l.spec.as_ref());
-        let step = decide::step(spec, seen.since.elapsed(), &self.identity);
-        let written = match (step, &seen.lease) {
+        let spec = observed.lease.as_ref().and_then(|l| l.spec.as_ref());
+        let step = decide::decide(spec, observed.since.elapsed(), &self.identity);
+        let written = match (step, &observed.lease) {
             (Step::Wait, _) => return Ok(false),
-            (Step::Create, _) | (_, None) => write::create(&self.client, &self.ours(None)).await,
-            (Step::Renew | Step::Take, Some(lease)) => {
-                write::replace(&self.client, Part::Whole, &self.ours(Some(lease))).await
+            (Step::Create, _) | (_, None) => write::create(&self.client, &self.held_lease(None)).await,
+            (Step::Renew | Step::TakeOver, Some(lease)) => {
+                write::replace(&self.client, Part::Whole, &self.held_lease(Some(lease))).await
             }
         };
         match written {
             Ok(lease) => {
-                *seen = Seen { lease: Some(lease), since: Instant::now() };
+                *observed = ObservedLease { lease: Some(lease), since: Instant::now() };
                 Ok(true)
             }
-            // Another candidate was quicker.
+            // Another candidate wrote first.
             Err(error) if error.is_conflict() || error.already_exists() => Ok(false),
             Err(error) => Err(error),
         }
     }
 
-    fn ours(&self, before: Option<&Lease>) -> Lease {
+    /// The lease with this candidate as its holder, renewed now.
+    fn held_lease(&self, current: Option<&Lease>) -> Lease {
         let now = MicroTime(self.clock.now());
-        let spec = before.and_then(|l| l.spec.clone()).unwrap_or_default();
-        let held = spec.holder_identity.as_deref() == Some(&self.identity);
-        let transitions = spec.lease_transitions.unwrap_or_default() + i32::from(before.is_some() && !held);
-        let fresh = ObjectMeta {
+        let spec = current.and_then(|l| l.spec.clone()).unwrap_or_default();
+        let is_holder = spec.holder_identity.as_deref() == Some(&self.identity);
+        let transitions = spec.lease_transitions.unwrap_or_default() + i32::from(current.is_some() && !is_holder);
+        let new_metadata = ObjectMeta {
             namespace: self.lease.namespace.clone(),
             name: Some(self.lease.name.clone()),
             labels: Some(self.labels.clone()).filter(|l| !l.is_empty()),
             ..ObjectMeta::default()
         };
         Lease {
-            metadata: before.map_or(fresh, |l| l.metadata.clone()),
+            metadata: current.map_or(new_metadata, |l| l.metadata.clone()),
             spec: Some(LeaseSpec {
                 holder_identity: Some(self.identity.clone()),
-                lease_duration_seconds: Some(i32::try_from(self.timing.lease.as_secs()).unwrap_or(i32::MAX)),
-                acquire_time: spec.acquire_time.filter(|_| held).or_else(|| Some(now.clone())),
+                lease_duration_seconds: Some(i32::try_from(self.timing.lease_duration.as_secs()).unwrap_or(i32::MAX)),
+                acquire_time: spec.acquire_time.filter(|_| is_holder).or_else(|| Some(now.clone())),
                 renew_time: Some(now),
                 lease_transitions: Some(transitions),
                 ..spec
@@ -181,19 +188,20 @@ impl Election {
         }
     }
 
-    /// So that the next one need not wait. If it fails, it does wait.
-    async fn give_back(&self, seen: &mut Seen) -> Ended {
-        if let Some(mut lease) = seen.lease.take().map(Arc::unwrap_or_clone) {
+    /// Removes the holder, so that the next candidate need not wait for the lease duration. A failure is only logged: the next
+    /// candidate then waits.
+    async fn release(&self, observed: &mut ObservedLease) -> LeadershipEnd {
+        if let Some(mut lease) = observed.lease.take().map(Arc::unwrap_or_clone) {
             let spec = lease.spec.get_or_insert_default();
             spec.holder_identity = Some(String::new());
             spec.lease_duration_seconds = Some(1);
-            let freed = write::replace(&self.client, Part::Whole, &lease);
-            match tokio::time::timeout(self.timing.retry, freed).await {
-                Ok(Ok(_)) => info!(lease = %self.lease, "lease given back"),
-                Ok(Err(error)) => warn!(lease = %self.lease, %error, "lease not given back"),
-                Err(_) => warn!(lease = %self.lease, "lease not given back: no answer"),
+            let released = write::replace(&self.client, Part::Whole, &lease);
+            match tokio::time::timeout(self.timing.retry_period, released).await {
+                Ok(Ok(_)) => info!(lease = %self.lease, "lease released"),
+                Ok(Err(error)) => warn!(lease = %self.lease, %error, "lease not released"),
+                Err(_) => warn!(lease = %self.lease, "lease not released: timeout"),
             }
         }
-        Ended::Stopped
+        LeadershipEnd::Stopped
     }
 }

@@ -1,6 +1,6 @@
 //! Calls the driver, and writes what came of it on the attachment.
 
-use cleat_api::flex::{DEVICE, FlexVolume};
+use cleat_api::flex::{DEVICE_PATH_KEY, FlexVolume};
 use cleat_api::key::{Key, Meta as _};
 use cleat_flex::Options;
 use cleat_runtime::write::{self, Part, WriteError};
@@ -42,10 +42,10 @@ impl Caller {
         let node = &attachment.spec.node_name;
         let device = self.drivers.attach(&volume.driver, &options(volume), node).await?;
         cleat_crash::point("callout:attached");
-        let metadata = json!({ DEVICE: device });
+        let metadata = json!({ DEVICE_PATH_KEY: device });
         let status = json!({ "attached": true, "attachmentMetadata": metadata, "attachError": null });
         self.write_status(attachment, status).await?;
-        info!(volume = volume.unique(), node, device, "volume attached");
+        info!(volume = volume.unique_volume_name(), node, device, "volume attached");
         Ok(())
     }
 
@@ -55,12 +55,12 @@ impl Caller {
         cleat_crash::point("callout:detached");
         let finalizers = attachment.metadata.finalizers_without(&finalizer());
         let freed = write::set_finalizers(&self.context.client, attachment, &finalizers).await;
-        freed.map(drop).or_else(WriteError::absent_is_fine)?;
-        info!(volume = volume.unique(), node, "volume detached");
+        freed.map(drop).or_else(WriteError::ignore_not_found)?;
+        info!(volume = volume.unique_volume_name(), node, "volume detached");
         if !finalizers.is_empty() {
             // Others hold the attachment still; whoever reads it must see that the volume is off.
             let status = json!({ "attached": false, "attachmentMetadata": null, "detachError": null });
-            self.write_status(attachment, status).await.or_else(WriteError::absent_is_fine)?;
+            self.write_status(attachment, status).await.or_else(WriteError::ignore_not_found)?;
         }
         Ok(())
     }
@@ -71,10 +71,10 @@ impl Caller {
         match self.drivers.is_attached(&volume.driver, &options(volume), node).await {
             Ok(None | Some(true)) => {}
             Ok(Some(false)) => {
-                warn!(volume = volume.unique(), node, "the driver says that the volume is off; it is attached anew");
+                warn!(volume = volume.unique_volume_name(), node, "the driver says that the volume is off; it is attached anew");
                 self.write_status(attachment, json!({ "attached": false, "attachmentMetadata": null })).await?;
             }
-            Err(error) => debug!(volume = volume.unique(), node, %error, "cannot be verified"),
+            Err(error) => debug!(volume = volume.unique_volume_name(), node, %error, "cannot be verified"),
         }
         Ok(())
     }
@@ -103,7 +103,7 @@ impl Caller {
         let field = if attaching { "attachError" } else { "detachError" };
         let attached = attachment.status.as_ref().is_some_and(|s| s.attached);
         let noted = self.write_status(attachment, json!({ "attached": attached, field: error })).await;
-        noted.or_else(WriteError::absent_is_fine)
+        noted.or_else(WriteError::ignore_not_found)
     }
 
     async fn write_status(&self, attachment: &VolumeAttachment, status: Value) -> Result<(), WriteError> {

@@ -21,7 +21,7 @@ pub struct Seen {
 
 impl Seen {
     pub fn new(attachment: &VolumeAttachment, driver: impl FnOnce(&str) -> State, doubted: bool) -> Self {
-        let volume = FlexVolume::of_attachment(attachment);
+        let volume = FlexVolume::from_attachment(attachment);
         Self {
             driver: volume.as_ref().map_or(State::Absent, |volume| driver(&volume.driver)),
             leaving: attachment.metadata.is_deleting(),
@@ -91,7 +91,7 @@ mod tests {
 
     fn volume() -> FlexVolume {
         let described = serde_json::json!({ "name": "data", "flexVolume": { "driver": "acme/disk" } });
-        FlexVolume::of_pod(&serde_json::from_value(described).unwrap()).unwrap()
+        FlexVolume::from_pod_volume(&serde_json::from_value(described).unwrap()).unwrap()
     }
 
     #[test]

@@ -115,7 +115,7 @@ impl Publisher {
         let publisher = self.clone();
         self.observed.volumes.subscribe(move |change| {
             let volume = change.object();
-            let csi = migrate::csi(volume).ok().flatten();
+            let csi = migrate::csi_source(volume).ok().flatten();
             let ours = csi.is_some_and(|csi| csi.driver == publisher.driver.name);
             let came_or_went = matches!(change, Change::Applied { old: None, .. } | Change::Deleted(_));
             if ours && came_or_went {
@@ -145,7 +145,7 @@ impl Publisher {
                     now.min_by(|a, b| a.metadata.name.cmp(&b.metadata.name)).filter(|o| !o.metadata.is_deleting());
                 let free = self.ask(&item).await?;
                 self.settle(decide::refreshed(&item, now.map(AsRef::as_ref), free, manager)).await?;
-                Ok(Outcome::Again(self.options.poll))
+                Ok(Outcome::RequeueAfter(self.options.poll))
             }
             Subject::Item(_) => Ok(Outcome::Done),
         }

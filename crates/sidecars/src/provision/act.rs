@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cleat_api::claim::{claim_class, volume_name};
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::{annotation, finalizer};
+use cleat_api::well_known::{annotation, finalizer};
 use cleat_csi::CallError;
 use cleat_runtime::Outcome;
 use cleat_runtime::write::{self, Part, WriteError};
@@ -74,7 +74,7 @@ impl Provisioner {
     async fn provision(&self, seen: &ClaimSeen, outline: Outline) -> Result<Outcome, Failure> {
         let Some(class) = &seen.class else { return Ok(Outcome::Done) };
         if let Some(left) = self.ledger.held_off(seen.claim.metadata.uid(), class.metadata.uid()) {
-            return Ok(Outcome::Again(left));
+            return Ok(Outcome::RequeueAfter(left));
         }
         let message =
             format!("External provisioner is provisioning volume for claim \"{}\"", Key::of(&seen.claim.metadata));
@@ -188,7 +188,7 @@ impl Provisioner {
         }
         if after == Aftermath::Infeasible {
             let class = seen.class.as_ref().map(|c| c.metadata.uid()).unwrap_or_default();
-            return Ok(Outcome::Again(self.ledger.hold_off(uid, class)));
+            return Ok(Outcome::RequeueAfter(self.ledger.hold_off(uid, class)));
         }
         Err(error.into())
     }
@@ -225,7 +225,7 @@ impl Provisioner {
                 self.observed.claims.observe_write(freed);
                 Ok(())
             }
-            Err(error) => error.absent_is_fine(),
+            Err(error) => error.ignore_not_found(),
         }
     }
 
@@ -249,10 +249,10 @@ impl Provisioner {
 
     /// The source stays until it is copied.
     async fn hold_source(&self, source: &PersistentVolumeClaim) -> Result<(), WriteError> {
-        if source.metadata.has_finalizer(finalizer::CLONING) {
+        if source.metadata.has_finalizer(finalizer::CLONING_PROTECTION) {
             return Ok(());
         }
-        let finalizers = source.metadata.finalizers_with(finalizer::CLONING);
+        let finalizers = source.metadata.finalizers_with(finalizer::CLONING_PROTECTION);
         let held = write::set_finalizers(&self.context.client, source, &finalizers).await?;
         self.observed.claims.observe_write(held);
         Ok(())
@@ -266,19 +266,19 @@ impl Provisioner {
         match decision {
             HoldDecision::Nothing | HoldDecision::Keep => Ok(()),
             HoldDecision::LetGo => {
-                let finalizers = source.metadata.finalizers_without(finalizer::CLONING);
+                let finalizers = source.metadata.finalizers_without(finalizer::CLONING_PROTECTION);
                 let freed = write::set_finalizers(&self.context.client, source, &finalizers).await;
-                freed.map(drop).or_else(WriteError::absent_is_fine)
+                freed.map(drop).or_else(WriteError::ignore_not_found)
             }
         }
     }
 
     /// The snapshot stays until it is restored.
     async fn hold_snapshot(&self, key: &Key) -> Result<(), WriteError> {
-        let snapshot: Option<VolumeSnapshot> = write::live(&self.context.client, key).await?;
-        match snapshot.filter(|s| !s.metadata.has_finalizer(finalizer::RESTORING)) {
+        let snapshot: Option<VolumeSnapshot> = write::get_live(&self.context.client, key).await?;
+        match snapshot.filter(|s| !s.metadata.has_finalizer(finalizer::SNAPSHOT_SOURCE_PROTECTION)) {
             Some(snapshot) => {
-                let finalizers = snapshot.metadata.finalizers_with(finalizer::RESTORING);
+                let finalizers = snapshot.metadata.finalizers_with(finalizer::SNAPSHOT_SOURCE_PROTECTION);
                 write::set_finalizers(&self.context.client, &snapshot, &finalizers).await.map(drop)
             }
             None => Ok(()),
@@ -286,11 +286,11 @@ impl Provisioner {
     }
 
     pub(super) async fn let_go_of_snapshot(&self, key: &Key) -> Result<(), WriteError> {
-        let snapshot: Option<VolumeSnapshot> = write::live(&self.context.client, key).await?;
-        let Some(snapshot) = snapshot.filter(|s| s.metadata.has_finalizer(finalizer::RESTORING)) else { return Ok(()) };
-        let finalizers = snapshot.metadata.finalizers_without(finalizer::RESTORING);
+        let snapshot: Option<VolumeSnapshot> = write::get_live(&self.context.client, key).await?;
+        let Some(snapshot) = snapshot.filter(|s| s.metadata.has_finalizer(finalizer::SNAPSHOT_SOURCE_PROTECTION)) else { return Ok(()) };
+        let finalizers = snapshot.metadata.finalizers_without(finalizer::SNAPSHOT_SOURCE_PROTECTION);
         let freed = write::set_finalizers(&self.context.client, &snapshot, &finalizers).await;
-        freed.map(drop).or_else(WriteError::absent_is_fine)
+        freed.map(drop).or_else(WriteError::ignore_not_found)
     }
 }
 

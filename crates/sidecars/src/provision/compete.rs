@@ -3,7 +3,7 @@
 
 use cleat_api::claim;
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::annotation;
+use cleat_api::well_known::annotation;
 use cleat_runtime::Outcome;
 use cleat_runtime::write::{self, Part};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
@@ -20,11 +20,11 @@ impl Provisioner {
         };
         let uid = seen.claim.metadata.uid();
         if let Some(left) = self.ledger.until_turn(uid, pace) {
-            return Ok(Outcome::Again(left));
+            return Ok(Outcome::RequeueAfter(left));
         }
         if !self.has_room(seen, &local.node).await {
             debug!(claim = %Key::of(&seen.claim.metadata), "no room for the claim on this node");
-            return Ok(Outcome::Again(self.ledger.next_turn(uid, pace)));
+            return Ok(Outcome::RequeueAfter(self.ledger.next_turn(uid, pace)));
         }
         let patch = serde_json::json!({ "metadata": {
             "resourceVersion": seen.claim.metadata.resource_version,
@@ -39,15 +39,15 @@ impl Provisioner {
                 Ok(Outcome::Done)
             }
             // Somebody was faster, or wrote something else; the watch tells.
-            Err(error) if error.is_conflict() => Ok(Outcome::Again(self.ledger.next_turn(uid, pace))),
-            Err(error) => Ok(error.absent_is_fine().map(|()| Outcome::Done)?),
+            Err(error) if error.is_conflict() => Ok(Outcome::RequeueAfter(self.ledger.next_turn(uid, pace))),
+            Err(error) => Ok(error.ignore_not_found().map(|()| Outcome::Done)?),
         }
     }
 
     /// Asked as if the volume were made now. What stands in the way of that is no reason to leave the claim to others, who
     /// would all do the same: who has taken it says why it fails.
     async fn has_room(&self, seen: &ClaimSeen, node: &str) -> bool {
-        let Some(wanted) = claim::requested(&seen.claim).map(|size| size.to_bytes()) else { return true };
+        let Some(wanted) = claim::requested_storage(&seen.claim).map(|size| size.to_bytes()) else { return true };
         let mut chosen = seen.claim.as_ref().clone();
         let annotations = chosen.metadata.annotations.get_or_insert_default();
         annotations.insert(annotation::SELECTED_NODE.to_owned(), node.to_owned());

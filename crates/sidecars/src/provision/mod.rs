@@ -182,7 +182,7 @@ fn wake(observed: &observe::Observed, queues: &Queues, ledger: &Ledger, can: &Ab
     let (q, seen) = (queues.claims.clone(), observed.clone());
     observed.classes.subscribe(move |_| {
         let unserved = seen.claims.each().filter(|c| volume_name(c).is_none());
-        unserved.for_each(|claim| q.add_later(ClaimId::of(&claim)));
+        unserved.for_each(|claim| q.add_low_priority(ClaimId::of(&claim)));
     });
     let (q, seen, known) = (queues.clone(), observed.clone(), ledger.clone());
     observed.volumes.subscribe(move |change| {

@@ -145,23 +145,23 @@ impl Provisioner {
             fetched.secret = self.secret(key).await?;
         }
         if let Some(name) = &outline.attributes {
-            fetched.attributes = write::live(&self.context.client, &Key::cluster(name)).await?;
+            fetched.attributes = write::get_live(&self.context.client, &Key::cluster(name)).await?;
         }
         Ok(fetched)
     }
 
     async fn snapshot(&self, key: &Key) -> Result<SnapshotSeen, WriteError> {
-        let snapshot: Option<VolumeSnapshot> = write::live(&self.context.client, key).await?;
+        let snapshot: Option<VolumeSnapshot> = write::get_live(&self.context.client, key).await?;
         let status = snapshot.as_ref().and_then(|s| s.status.as_ref());
         let content = match status.and_then(|s| s.bound_volume_snapshot_content_name.as_deref()) {
-            Some(name) => write::live::<VolumeSnapshotContent>(&self.context.client, &Key::cluster(name)).await?,
+            Some(name) => write::get_live::<VolumeSnapshotContent>(&self.context.client, &Key::cluster(name)).await?,
             None => None,
         };
         Ok(SnapshotSeen { snapshot, content })
     }
 
     pub(super) async fn secret(&self, key: &Key) -> Result<Option<HashMap<String, String>>, WriteError> {
-        let secret: Option<Secret> = write::live(&self.context.client, key).await?;
+        let secret: Option<Secret> = write::get_live(&self.context.client, key).await?;
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         Ok(secret.map(|s| s.data.into_iter().flatten().map(|(key, value)| (key, text(value.0))).collect()))
     }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::finalizer;
+use cleat_api::well_known::finalizer;
 use cleat_csi::CallError;
 use cleat_csi::v1::DeleteVolumeRequest;
 use cleat_runtime::Outcome;
@@ -70,7 +70,7 @@ impl Provisioner {
                 (
                     key,
                     found
-                        .or_else(|error| error.absent_is_fine().map(|()| None))
+                        .or_else(|error| error.ignore_not_found().map(|()| None))
                         .map(Option::unwrap_or_default)
                         .map(Some),
                 )
@@ -110,12 +110,12 @@ impl Provisioner {
             let Some(held) = now.filter(ours) else { return Ok(()) };
             let finalizers = held.metadata.finalizers_without(finalizer::PROVISIONER);
             match write::set_finalizers(&self.context.client, &held, &finalizers).await {
-                Err(error) if error.is_conflict() => now = write::live(&self.context.client, &key).await?,
+                Err(error) if error.is_conflict() => now = write::get_live(&self.context.client, &key).await?,
                 Ok(released) => {
                     self.observed.volumes.observe_write(released);
                     return Ok(());
                 }
-                Err(error) => return error.absent_is_fine(),
+                Err(error) => return error.ignore_not_found(),
             }
         }
         Ok(())

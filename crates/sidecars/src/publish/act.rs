@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::annotation;
+use cleat_api::well_known::annotation;
 use cleat_api::names;
 use cleat_runtime::Outcome;
 use cleat_runtime::write::{self, Part, WriteError};
@@ -100,14 +100,14 @@ impl Publisher {
         cleat_crash::point("publish:unpublished");
         let finalizers = attachment.metadata.finalizers_without(&names::attacher_finalizer(&self.driver.name));
         let freed = write::set_finalizers(&self.context.client, attachment, &finalizers).await;
-        freed.map(drop).or_else(WriteError::absent_is_fine)?;
+        freed.map(drop).or_else(WriteError::ignore_not_found)?;
         cleat_crash::point("publish:let-go");
         info!(attachment = attachment.metadata.name, node = attachment.spec.node_name, "volume unpublished");
         if !finalizers.is_empty() {
             // Others hold the attachment still; whoever reads it must see that the volume is off.
             let patch = json!({ "status": { "attached": false, "attachmentMetadata": null, "detachError": null } });
             let status = self.patch(attachment, Part::Status, &patch).await;
-            status.map(drop).or_else(WriteError::absent_is_fine)?;
+            status.map(drop).or_else(WriteError::ignore_not_found)?;
         }
         Ok(())
     }
@@ -126,7 +126,7 @@ impl Publisher {
         let attached = attachment.status.as_ref().is_some_and(|s| s.attached);
         let patch = json!({ "status": { "attached": attached, field: error } });
         let noted = self.patch(attachment, Part::Status, &patch).await;
-        noted.map(drop).or_else(WriteError::absent_is_fine)
+        noted.map(drop).or_else(WriteError::ignore_not_found)
     }
 
     async fn patch(
@@ -141,7 +141,7 @@ impl Publisher {
     async fn secrets(&self, reference: &SecretReference) -> Result<HashMap<String, String>, Failure> {
         let namespace = reference.namespace.clone().unwrap_or_default();
         let key = Key::namespaced(namespace, reference.name.clone().unwrap_or_default());
-        let secret = write::live::<Secret>(&self.context.client, &key).await?;
+        let secret = write::get_live::<Secret>(&self.context.client, &key).await?;
         let secret = secret.ok_or_else(|| Failure::Refused(format!("secret {key} not found")))?;
         let data = secret.data.into_iter().flatten();
         Ok(data.map(|(key, value)| (key, String::from_utf8_lossy(&value.0).into_owned())).collect())
@@ -158,7 +158,7 @@ impl Publisher {
             VolumeDecision::LetGo => {
                 let finalizers = volume.metadata.finalizers_without(&names::attacher_finalizer(&self.driver.name));
                 let freed = write::set_finalizers(&self.context.client, volume, &finalizers).await;
-                freed.map(drop).or_else(WriteError::absent_is_fine)?;
+                freed.map(drop).or_else(WriteError::ignore_not_found)?;
                 cleat_crash::point("publish:volume-let-go");
             }
         }

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use cleat_api::keys::{label, taint};
-use cleat_api::matching::{is_suitable, is_usable};
+use cleat_api::well_known::{label, taint};
+use cleat_api::matching::{is_available_for, is_usable};
 use cleat_api::selector::{self, topology_matches};
 use cleat_api::toleration::tolerates;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Taint, Toleration};
@@ -124,7 +124,7 @@ impl World {
             |v: &PersistentVolume| chosen.taken.iter().any(|(other, _)| other.metadata.name == v.metadata.name);
         Ok(self
             .free_volumes(class, facts.hostname(), delayed.bytes)
-            .find(|v| !is_taken(v) && is_usable(v, claim) && is_suitable(v, claim) && host.reaches(&facts.node, v)))
+            .find(|v| !is_taken(v) && is_usable(v, claim) && is_available_for(v, claim) && host.reaches(&facts.node, v)))
     }
 
     fn can_be_made(&self, host: &Host, facts: &Facts, delayed: &Delayed) -> Result<(), Reason> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cleat_api::condition::node_ready;
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::{annotation, label, taint};
+use cleat_api::well_known::{annotation, label, taint};
 use cleat_api::{matching, migrate};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Taint};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
@@ -22,7 +22,7 @@ pub(super) struct Handle {
 
 impl Handle {
     pub(super) fn of(volume: &PersistentVolume) -> Option<Self> {
-        let csi = migrate::csi(volume).ok().flatten()?;
+        let csi = migrate::csi_source(volume).ok().flatten()?;
         Some(Self { driver: csi.driver.clone(), id: csi.volume_handle.clone() })
     }
 
@@ -77,12 +77,12 @@ pub(super) struct Load {
 impl Host {
     /// The volume can be had here. One of an old plugin is in the zones of the driver that took over, if the node says so.
     pub(super) fn reaches(&self, node: &Node, volume: &PersistentVolume) -> bool {
-        let moved = migrate::volume(volume).ok().filter(|moved| {
+        let moved = migrate::translate_volume(volume).ok().filter(|moved| {
             let driver = moved.spec.as_ref().and_then(|s| s.csi.as_ref()).map(|csi| csi.driver.as_str());
-            let plugin = migrate::ALL.iter().find(|moved| Some(moved.driver) == driver);
+            let plugin = migrate::MIGRATED_PLUGINS.iter().find(|moved| Some(moved.driver) == driver);
             plugin.is_some_and(|moved| self.migrated.contains(moved.plugin))
         });
-        matching::reaches(moved.as_deref().unwrap_or(volume), node)
+        matching::is_accessible_from(moved.as_deref().unwrap_or(volume), node)
     }
 }
 

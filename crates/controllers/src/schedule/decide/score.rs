@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cleat_api::claim::{capacity, claim_class, requested};
+use cleat_api::claim::{capacity, claim_class, requested_storage};
 use cleat_api::selector::term_matches;
 
 use super::World;
@@ -52,7 +52,7 @@ impl World {
         let mut classes: BTreeMap<&str, (i64, i64)> = BTreeMap::new();
         for (volume, claim) in &choice.taken {
             let (asked, offered) = classes.entry(claim_class(claim).unwrap_or_default()).or_default();
-            *asked += requested(claim).map_or(0, |q| q.to_bytes());
+            *asked += requested_storage(claim).map_or(0, |q| q.to_bytes());
             *offered += capacity(volume).map_or(0, |q| q.to_bytes());
         }
         if !choice.taken.is_empty() {

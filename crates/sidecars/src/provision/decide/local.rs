@@ -91,7 +91,7 @@ mod tests {
     use super::super::{ClaimDecision, ClaimSeen, Wait, claim};
     use super::*;
     use cleat_api::claim::WAIT_FOR_FIRST_CONSUMER;
-    use cleat_api::keys::{annotation, finalizer};
+    use cleat_api::well_known::{annotation, finalizer};
     use cleat_csi::v1::{Topology, TopologyRequirement};
     use cleat_testing::build::{self, DRIVER};
     use serde_json::json;

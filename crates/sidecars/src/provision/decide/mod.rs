@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use cleat_api::claim::{self, waits_for_consumer};
 use cleat_api::key::Meta as _;
-use cleat_api::keys::{annotation, finalizer};
+use cleat_api::well_known::{annotation, finalizer};
 use cleat_api::migrate;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -202,7 +202,7 @@ fn serve(seen: &ClaimSeen, can: &Abilities, choices: &Choices) -> ClaimDecision 
     if !can.serves(&class.provisioner) {
         return ClaimDecision::Nothing;
     }
-    let class = match migrate::class(class) {
+    let class = match migrate::translate_class(class) {
         Ok(class) => class,
         Err(error) => return ClaimDecision::Refuse(error.to_string()),
     };
@@ -243,7 +243,7 @@ pub enum HoldDecision {
 
 /// `clones` are the claims of its namespace that name it as their source.
 pub fn hold(source: &PersistentVolumeClaim, clones: &[Arc<PersistentVolumeClaim>]) -> HoldDecision {
-    if !source.metadata.is_deleting() || !source.metadata.has_finalizer(finalizer::CLONING) {
+    if !source.metadata.is_deleting() || !source.metadata.has_finalizer(finalizer::CLONING_PROTECTION) {
         return HoldDecision::Nothing;
     }
     let unfinished = clones.iter().any(|c| claim::claim_phase(c) == "Pending");

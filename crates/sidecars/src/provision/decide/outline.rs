@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use cleat_api::access::{self, CsiAccessMode, SingleNodeModes};
+use cleat_api::access::{self, CsiAccessMode, MultiWriterSupport};
 use cleat_api::claim::{self, BLOCK};
 use cleat_api::key::Key;
-use cleat_api::keys::CSI_PARAMETER_PREFIX;
+use cleat_api::well_known::CSI_PARAMETER_PREFIX;
 use cleat_csi::v1::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use cleat_csi::v1::volume_content_source as content;
 use cleat_csi::v1::{CapacityRange, CreateVolumeRequest, VolumeCapability, VolumeContentSource};
@@ -62,10 +62,10 @@ pub fn outline(seen: &ClaimSeen, class: &StorageClass, can: &Abilities, choices:
     if spec.selector.is_some() {
         return Err("claim Selector is not supported".to_owned());
     }
-    let requested = claim::requested(&seen.claim).ok_or("claim requests no storage")?;
+    let requested = claim::requested_storage(&seen.claim).ok_or("claim requests no storage")?;
     let (fs_type, mut parameters) = parameters(class)?;
     let fs_type = fs_type.or_else(|| choices.default_fs_type.clone());
-    let is_block = claim::claim_mode(&seen.claim) == BLOCK;
+    let is_block = claim::claim_volume_mode(&seen.claim) == BLOCK;
     let volume_capabilities = capabilities(&seen.claim, class, fs_type.as_deref().filter(|_| !is_block), can)?;
     let name = choices.volume_name(seen.claim.metadata.uid.as_deref().unwrap_or_default());
     let empty = BTreeMap::new();
@@ -118,7 +118,7 @@ fn capabilities(
     fs_type: Option<&str>,
     can: &Abilities,
 ) -> Result<Vec<VolumeCapability>, String> {
-    let access_type = if claim::claim_mode(claim) == BLOCK {
+    let access_type = if claim::claim_volume_mode(claim) == BLOCK {
         AccessType::Block(BlockVolume {})
     } else {
         AccessType::Mount(MountVolume {
@@ -127,9 +127,9 @@ fn capabilities(
             volume_mount_group: String::new(),
         })
     };
-    let modes = if can.tells_writers_apart { SingleNodeModes::Distinguished } else { SingleNodeModes::One };
+    let modes = if can.tells_writers_apart { MultiWriterSupport::Supported } else { MultiWriterSupport::Unsupported };
     let capability = |mode: &String| {
-        let mode = access::single(mode, modes).map_err(|e| e.to_string())?;
+        let mode = access::to_csi_mode(mode, modes).map_err(|e| e.to_string())?;
         Ok(VolumeCapability {
             access_mode: Some(AccessMode { mode: mode as i32 }),
             access_type: Some(access_type.clone()),

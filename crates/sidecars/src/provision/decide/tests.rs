@@ -353,7 +353,7 @@ fn a_volume_is_restored_from_a_ready_snapshot_of_the_same_driver() {
     assert!(matches!(plan(&restoring()), Err(Obstacle::Later(_))), "no such snapshot");
     let held: Edit<'_> = &|s, _| {
         s["metadata"]["deletionTimestamp"] = gone.clone();
-        s["metadata"]["finalizers"] = json!([finalizer::RESTORING]);
+        s["metadata"]["finalizers"] = json!([finalizer::SNAPSHOT_SOURCE_PROTECTION]);
     };
     let allowed: Edit<'_> = &|_, c| {
         c["spec"]["sourceVolumeMode"] = json!("Block");
@@ -370,7 +370,7 @@ fn a_source_is_held_while_a_clone_of_it_is_pending() {
     let held = |deleting: bool, held: bool| {
         let mut c = build::claim("ns", "src", None, "1Gi");
         c.metadata.deletion_timestamp = deleting.then(|| build::time(1));
-        c.metadata.finalizers = held.then(|| vec![finalizer::CLONING.to_owned()]);
+        c.metadata.finalizers = held.then(|| vec![finalizer::CLONING_PROTECTION.to_owned()]);
         c
     };
     let pending = Arc::new(build::claim("ns", "clone", None, "1Gi"));
@@ -557,7 +557,7 @@ fn a_claim_that_rests_needs_nothing_whatever_else_is_seen() {
         let mut c = if has(0) { asked("fast") } else { build::claim("ns", "c", Some("fast"), "5Gi") };
         c.spec.as_mut().unwrap().volume_name = has(1).then(|| "v".to_owned());
         c.metadata.deletion_timestamp = has(2).then(|| build::time(1));
-        let holds = [(3, finalizer::PROVISIONING), (4, finalizer::CLONING)].into_iter().filter(|(bit, _)| has(*bit));
+        let holds = [(3, finalizer::PROVISIONING), (4, finalizer::CLONING_PROTECTION)].into_iter().filter(|(bit, _)| has(*bit));
         c.metadata.finalizers = Some(holds.map(|(_, name)| name.to_owned()).collect());
         let rests = claim_rests(&c, &able());
         resting += u32::from(rests);

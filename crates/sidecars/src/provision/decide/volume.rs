@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cleat_api::claim::{claim_ref, claim_ref_key, volume_phase};
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::{annotation, finalizer};
+use cleat_api::well_known::{annotation, finalizer};
 use cleat_api::migrate;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -67,7 +67,7 @@ pub fn volume(seen: &VolumeSeen) -> VolumeDecision {
                 VolumeDecision::Refuse(format!("driver {:?} does not delete volumes", seen.driver))
             }
             Some(node) => VolumeDecision::WaitForDetach(node.clone()),
-            None => match (migrate::csi(&seen.volume), credentials(seen)) {
+            None => match (migrate::csi_source(&seen.volume), credentials(seen)) {
                 (Ok(Some(csi)), Ok(secret)) => VolumeDecision::Delete { handle: csi.volume_handle.clone(), secret },
                 (Ok(None), _) => VolumeDecision::Nothing,
                 (Ok(Some(_)), Err(why)) => VolumeDecision::Refuse(why),

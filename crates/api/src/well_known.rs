@@ -1,4 +1,4 @@
-//! Annotations, labels, finalizers and condition types, as they stand on the wire.
+//! Well-known annotations, labels, finalizers, taints and condition types, as they appear in API objects.
 
 pub mod annotation {
     pub const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
@@ -17,17 +17,17 @@ pub mod annotation {
     pub const DELETION_SECRET_NAMESPACE: &str = "volume.kubernetes.io/provisioner-deletion-secret-namespace";
     pub const MODIFY_SECRET_NAME: &str = "volume.kubernetes.io/controller-modify-secret-name";
     pub const MODIFY_SECRET_NAMESPACE: &str = "volume.kubernetes.io/controller-modify-secret-namespace";
-    /// On a VolumeSnapshotContent: a volume of another mode may be made of it.
+    /// On a VolumeSnapshotContent: a volume of another volume mode may be created from it.
     pub const ALLOW_MODE_CHANGE: &str = "snapshot.storage.kubernetes.io/allow-volume-mode-change";
     /// On a VolumeAttachment: the CSI node id that ControllerPublishVolume was called with.
     pub const CSI_NODE_ID: &str = "csi.alpha.kubernetes.io/node-id";
     /// On a Node: a JSON map from driver name to CSI node id.
     pub const NODE_CSI_IDS: &str = "csi.volume.kubernetes.io/nodeid";
-    /// On a Node: the attach/detach controller is in charge of its volumes.
+    /// On a Node: the attach/detach controller attaches its volumes, not the kubelet.
     pub const CONTROLLER_MANAGED_ATTACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
-    /// On a CSINode: the old plugins, with commas between them, whose volumes the node takes as their drivers' volumes.
+    /// On a CSINode: comma-separated names of the in-tree plugins whose volumes the node handles through CSI drivers.
     pub const MIGRATED_PLUGINS: &str = "storage.alpha.kubernetes.io/migrated-plugins";
-    /// What the controllers write where only the presence of an annotation counts.
+    /// The value that controllers write where only the presence of an annotation matters.
     pub const YES: &str = "yes";
 }
 
@@ -35,20 +35,22 @@ pub mod finalizer {
     pub const PVC_PROTECTION: &str = "kubernetes.io/pvc-protection";
     pub const PV_PROTECTION: &str = "kubernetes.io/pv-protection";
     pub const VAC_PROTECTION: &str = "kubernetes.io/vac-protection";
-    /// On a claim that others are cloned from.
-    pub const CLONING: &str = "provisioner.storage.kubernetes.io/cloning-protection";
-    /// On a snapshot that claims are restored from.
-    pub const RESTORING: &str = "provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection";
+    /// On a claim that is the source of a clone in progress.
+    pub const CLONING_PROTECTION: &str = "provisioner.storage.kubernetes.io/cloning-protection";
+    /// On a VolumeSnapshot that is the source of a volume in progress.
+    pub const SNAPSHOT_SOURCE_PROTECTION: &str =
+        "provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection";
     pub const PROVISIONER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
-    /// On a volume that a plugin inside Kubernetes was to delete.
-    pub const IN_TREE: &str = "kubernetes.io/pv-controller";
-    /// On a claim: a volume may be in the making for it that no PersistentVolume records yet.
+    /// On a volume that an in-tree plugin is to delete.
+    pub const IN_TREE_PV_CONTROLLER: &str = "kubernetes.io/pv-controller";
+    /// On a claim: a volume may exist or be in creation for it that no PersistentVolume records yet.
     pub const PROVISIONING: &str = "cleat.dev/provisioning";
 }
 
 pub mod label {
-    /// On a CSIStorageCapacity: the driver it is about, and who keeps it.
+    /// On a CSIStorageCapacity: the driver whose capacity it reports.
     pub const CAPACITY_DRIVER: &str = "csi.storage.k8s.io/drivername";
+    /// On a CSIStorageCapacity: the component that maintains it.
     pub const CAPACITY_MANAGER: &str = "csi.storage.k8s.io/managed-by";
     pub const HOSTNAME: &str = "kubernetes.io/hostname";
     pub const OS: &str = "kubernetes.io/os";
@@ -61,19 +63,19 @@ pub mod label {
 
 pub mod taint {
     pub const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
-    /// Every node is created with it.
+    /// The API server puts it on every node that is created.
     pub const NOT_READY: &str = "node.kubernetes.io/not-ready";
     pub const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
     pub const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 }
 
-/// The claim condition that says whether no pod uses the claim.
-pub const UNUSED: &str = "Unused";
+/// The condition type of a claim whose status is True if no pod uses the claim.
+pub const UNUSED_CONDITION: &str = "Unused";
 
-/// The pod condition that says whether every volume of the pod is mounted on its node.
-pub const VOLUMES_MOUNTED: &str = "cleat.dev/VolumesMounted";
+/// The condition type of a pod whose status is True if every volume of the pod is mounted on its node.
+pub const VOLUMES_MOUNTED_CONDITION: &str = "cleat.dev/VolumesMounted";
 
-/// The key in `spec.csi.volumeAttributes` that names the provisioner instance.
+/// The key in `spec.csi.volumeAttributes` of the provisioner instance that created the volume.
 pub const PROVISIONER_IDENTITY: &str = "storage.kubernetes.io/csiProvisionerIdentity";
 
 /// The prefix of StorageClass parameters that are meant for the provisioner and not for the driver.

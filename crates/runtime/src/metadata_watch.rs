@@ -1,4 +1,6 @@
-//! Who owns whom, of one kind: of each object only what tells that is read.
+//! Watches the metadata of one kind that garbage collection needs: names, uids, finalizers, owner references.
+//!
+//! The rest of an object is skipped without decoding, however deep it is nested.
 
 use std::borrow::Cow;
 
@@ -6,24 +8,24 @@ use kube::Client;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use crate::watch::{self, Page, Reader, Taken};
-use crate::wire;
+use crate::decode;
+use crate::list_watch::{self, ListPage, ListWatchHandler, WatchProgress};
 
-/// Who is told of what a kind's objects are, and of each change.
-pub trait Follower: Send {
-    /// A list begins: what it does not show is gone.
-    fn begun(&mut self);
-    fn listed(&mut self, object: Metadata<'_>);
-    /// Everything there is was listed.
-    fn complete(&mut self);
-    fn applied(&mut self, object: Metadata<'_>);
-    fn deleted(&mut self, object: Metadata<'_>);
+/// Receives the objects of a kind and their changes.
+pub trait MetadataHandler: Send {
+    /// A list starts. It may start again before it is completed.
+    fn list_started(&mut self);
+    fn listed(&mut self, object: PartialObjectMetadata<'_>);
+    /// All objects were listed: one that was not passed to `listed` since the list started does not exist.
+    fn list_completed(&mut self);
+    fn applied(&mut self, object: PartialObjectMetadata<'_>);
+    fn deleted(&mut self, object: PartialObjectMetadata<'_>);
 }
 
-/// What owning and being owned is about. Everything else of an object is passed over unread, however deep it is.
+/// The identity of an object and what decides about its deletion.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Metadata<'a> {
+pub struct PartialObjectMetadata<'a> {
     #[serde(borrow)]
     pub namespace: Option<Cow<'a, str>>,
     #[serde(borrow)]
@@ -34,17 +36,17 @@ pub struct Metadata<'a> {
     resource_version: Option<Cow<'a, str>>,
     deletion_timestamp: Option<IgnoredAny>,
     #[serde(borrow)]
-    finalizers: Option<Vec<Text<'a>>>,
+    finalizers: Option<Vec<BorrowedString<'a>>>,
     #[serde(borrow)]
-    owner_references: Option<Vec<Owner<'a>>>,
+    owner_references: Option<Vec<OwnerRef<'a>>>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+struct BorrowedString<'a>(#[serde(borrow)] Cow<'a, str>);
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Owner<'a> {
+pub struct OwnerRef<'a> {
     #[serde(borrow, default)]
     pub api_version: Cow<'a, str>,
     #[serde(borrow, default)]
@@ -57,7 +59,7 @@ pub struct Owner<'a> {
     pub block_owner_deletion: Option<bool>,
 }
 
-impl Metadata<'_> {
+impl PartialObjectMetadata<'_> {
     pub fn is_deleting(&self) -> bool {
         self.deletion_timestamp.is_some()
     }
@@ -66,76 +68,76 @@ impl Metadata<'_> {
         self.finalizers.iter().flatten().any(|finalizer| finalizer.0 == name)
     }
 
-    pub fn owners(&self) -> &[Owner<'_>] {
+    pub fn owners(&self) -> &[OwnerRef<'_>] {
         self.owner_references.as_deref().unwrap_or_default()
     }
 }
 
-/// Follows the kind at this path until dropped.
-pub async fn follow(client: &Client, path: &str, follower: &mut dyn Follower) {
-    watch::keep(client, path, &mut Following(follower)).await;
+/// Lists and watches the kind at this path until dropped.
+pub async fn watch_metadata(client: &Client, path: &str, handler: &mut dyn MetadataHandler) {
+    list_watch::run(client, path, &mut MetadataDecoder(handler)).await;
 }
 
-struct Following<'a>(&'a mut dyn Follower);
+struct MetadataDecoder<'a>(&'a mut dyn MetadataHandler);
 
 #[derive(Deserialize)]
-struct Object<'a> {
+struct PartialObject<'a> {
     #[serde(borrow, default)]
-    metadata: Metadata<'a>,
+    metadata: PartialObjectMetadata<'a>,
 }
 
 #[derive(Deserialize)]
-struct List<'a> {
+struct PartialList<'a> {
     #[serde(borrow, default)]
-    metadata: Beside<'a>,
+    metadata: ListMeta<'a>,
     #[serde(borrow, default)]
-    items: Vec<Object<'a>>,
+    items: Vec<PartialObject<'a>>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Beside<'a> {
+struct ListMeta<'a> {
     #[serde(borrow, rename = "continue")]
-    more: Option<Cow<'a, str>>,
+    continue_token: Option<Cow<'a, str>>,
     #[serde(borrow)]
     resource_version: Option<Cow<'a, str>>,
 }
 
 #[derive(Deserialize)]
-struct Line<'a> {
+struct PartialEvent<'a> {
     #[serde(borrow, rename = "type")]
-    verb: Cow<'a, str>,
+    event_type: Cow<'a, str>,
     #[serde(borrow)]
-    object: Object<'a>,
+    object: PartialObject<'a>,
 }
 
-impl Reader for Following<'_> {
-    fn begun(&mut self) {
-        self.0.begun();
+impl ListWatchHandler for MetadataDecoder<'_> {
+    fn list_started(&mut self) {
+        self.0.list_started();
     }
 
-    fn page(&mut self, text: &[u8]) -> serde_json::Result<Page> {
-        let List { metadata, items } = serde_json::from_slice(text)?;
+    fn list_page(&mut self, json: &[u8]) -> serde_json::Result<ListPage> {
+        let PartialList { metadata, items } = serde_json::from_slice(json)?;
         items.into_iter().for_each(|object| self.0.listed(object.metadata));
         let revision = metadata.resource_version.unwrap_or_default().into_owned();
-        Ok(Page { more: metadata.more.map(Cow::into_owned), revision })
+        Ok(ListPage { continue_token: metadata.continue_token.map(Cow::into_owned), revision })
     }
 
-    fn complete(&mut self, _: &str) {
-        self.0.complete();
+    fn list_completed(&mut self, _: &str) {
+        self.0.list_completed();
     }
 
-    fn line(&mut self, line: &[u8]) -> serde_json::Result<Taken> {
-        let Line { verb, object } = serde_json::from_slice(line)?;
+    fn watch_event(&mut self, json: &[u8]) -> serde_json::Result<WatchProgress> {
+        let PartialEvent { event_type, object } = serde_json::from_slice(json)?;
         let mut metadata = object.metadata;
-        let newest = metadata.resource_version.take();
-        match &*verb {
+        let revision = metadata.resource_version.take();
+        match &*event_type {
             "ADDED" | "MODIFIED" => self.0.applied(metadata),
             "DELETED" => self.0.deleted(metadata),
-            "ERROR" => return wire::object(line).map(Taken::End),
+            "ERROR" => return decode::event_object(json).map(WatchProgress::ServerError),
             _ => {}
         }
-        Ok(newest.map_or(Taken::Nothing, |newest| Taken::Upto(newest.into_owned())))
+        Ok(revision.map_or(WatchProgress::None, |revision| WatchProgress::Reached(revision.into_owned())))
     }
 }
 
@@ -149,10 +151,10 @@ mod tests {
     use std::time::Duration;
 
     #[derive(Default)]
-    struct Told(Vec<String>);
+    struct RecordingHandler(Vec<String>);
 
-    impl Told {
-        fn tell(&mut self, what: &str, object: &Metadata<'_>) {
+    impl RecordingHandler {
+        fn record(&mut self, what: &str, object: &PartialObjectMetadata<'_>) {
             let mut text = format!("{what} {}", object.name.as_deref().unwrap_or_default());
             if object.is_deleting() {
                 text.push_str(" deleting");
@@ -165,45 +167,45 @@ mod tests {
         }
     }
 
-    impl Follower for Told {
-        fn begun(&mut self) {
+    impl MetadataHandler for RecordingHandler {
+        fn list_started(&mut self) {
             self.0.push("begun".to_owned());
         }
-        fn listed(&mut self, object: Metadata<'_>) {
-            self.tell("listed", &object);
+        fn listed(&mut self, object: PartialObjectMetadata<'_>) {
+            self.record("listed", &object);
         }
-        fn complete(&mut self) {
+        fn list_completed(&mut self) {
             self.0.push("complete".to_owned());
         }
-        fn applied(&mut self, object: Metadata<'_>) {
-            self.tell("applied", &object);
+        fn applied(&mut self, object: PartialObjectMetadata<'_>) {
+            self.record("applied", &object);
         }
-        fn deleted(&mut self, object: Metadata<'_>) {
-            self.tell("deleted", &object);
+        fn deleted(&mut self, object: PartialObjectMetadata<'_>) {
+            self.record("deleted", &object);
         }
     }
 
-    /// A server that answers one request after the other with these, and notes what it was asked.
-    fn script(answers: &[(u16, String)]) -> (Client, Arc<Mutex<Vec<String>>>) {
-        let answers: VecDeque<_> = answers.iter().cloned().collect();
-        let (answers, asked) = (Arc::new(Mutex::new(answers)), Arc::new(Mutex::new(Vec::new())));
-        let noted = asked.clone();
+    /// A server that sends these replies in order and records the query of each request.
+    fn scripted_server(replies: &[(u16, String)]) -> (Client, Arc<Mutex<Vec<String>>>) {
+        let replies: VecDeque<_> = replies.iter().cloned().collect();
+        let (replies, queries) = (Arc::new(Mutex::new(replies)), Arc::new(Mutex::new(Vec::new())));
+        let recorded = queries.clone();
         let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
-            noted.lock().push(request.uri().query().unwrap_or_default().to_owned());
-            let next = answers.lock().pop_front();
+            recorded.lock().push(request.uri().query().unwrap_or_default().to_owned());
+            let next = replies.lock().pop_front();
             async move {
-                // At the end of the script nothing is answered any more.
+                // After the last reply, requests hang.
                 let Some((code, body)) = next else { return std::future::pending().await };
                 let mut response = http::Response::new(http_body_util::Full::new(Bytes::from(body)));
                 *response.status_mut() = http::StatusCode::from_u16(code).unwrap_or_default();
                 Ok::<_, std::convert::Infallible>(response)
             }
         });
-        (Client::new(service, "default"), asked)
+        (Client::new(service, "default"), queries)
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_kind_is_listed_watched_and_listed_again_when_its_past_is_gone() {
+    async fn a_kind_is_listed_and_watched_and_listed_again_when_its_revision_expired() {
         let deep = format!("{}1{}", "[".repeat(5000), "]".repeat(5000));
         let pages = [
             r#"{"metadata":{"continue":"next","resourceVersion":"5"},"items":[{"metadata":{"name":"a","uid":"1"},"spec":[[]]}]}"#,
@@ -216,7 +218,7 @@ mod tests {
             r#"{"type":"DELETED","object":{"metadata":{"name":"c","resourceVersion":"9","deletionTimestamp":null}}}"#.to_owned(),
         ];
         let gone = r#"{"type":"ERROR","object":{"kind":"Status","code":410,"reason":"Expired","message":"too old"}}"#;
-        let (client, asked) = script(&[
+        let (client, queries) = scripted_server(&[
             (200, pages[0].to_owned()),
             (200, pages[1].to_owned()),
             (200, format!("{}\n", changes.join("\n"))),
@@ -224,11 +226,11 @@ mod tests {
             (200, format!("{gone}\n")),
             (200, r#"{"metadata":{"resourceVersion":"20"},"items":[]}"#.to_owned()),
         ]);
-        let mut told = Told::default();
-        let following = follow(&client, "/api/v1/things", &mut told);
-        assert!(tokio::time::timeout(Duration::from_secs(60), following).await.is_err(), "it never ends");
+        let mut handler = RecordingHandler::default();
+        let watching = watch_metadata(&client, "/api/v1/things", &mut handler);
+        assert!(tokio::time::timeout(Duration::from_secs(60), watching).await.is_err(), "it never ends");
         assert_eq!(
-            told.0,
+            handler.0,
             [
                 "begun",
                 "listed a",
@@ -241,12 +243,12 @@ mod tests {
                 "complete"
             ]
         );
-        let asked = asked.lock();
-        let from = |query: &str| {
+        let queries = queries.lock();
+        let revision = |query: &str| {
             let found = query.split('&').find_map(|pair| pair.strip_prefix("resourceVersion="));
             found.unwrap_or_default().to_owned()
         };
-        let watches: Vec<String> = asked.iter().filter(|q| q.contains("watch=")).map(|q| from(q)).collect();
-        assert_eq!(watches, ["5", "9", "9", "20"], "{asked:?}");
+        let watches: Vec<String> = queries.iter().filter(|q| q.contains("watch=")).map(|q| revision(q)).collect();
+        assert_eq!(watches, ["5", "9", "9", "20"], "{queries:?}");
     }
 }
