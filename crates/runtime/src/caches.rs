@@ -9,9 +9,10 @@ use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, 
 use k8s_openapi::api::storage::v1::{
     CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment, VolumeAttributesClass,
 };
-use kube::{Client, Resource};
+use kube::Resource;
 use tokio_util::sync::CancellationToken;
 
+use crate::Client;
 use crate::cache::{Cache, Cached};
 use crate::reflector::reflect;
 
@@ -38,8 +39,8 @@ struct CachesInner {
 macro_rules! kinds {
     ($($field:ident: $kind:ty, $name:literal;)*) => {
         impl Caches {
-            pub fn new(client: Client, stop: CancellationToken) -> Self {
-                Self(Arc::new(CachesInner { client, stop, $($field: OnceLock::new()),* }))
+            pub fn new(client: impl Into<Client>, stop: CancellationToken) -> Self {
+                Self(Arc::new(CachesInner { client: client.into(), stop, $($field: OnceLock::new()),* }))
             }
 
             $(pub fn $field(&self) -> Cache<$kind> {

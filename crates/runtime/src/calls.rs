@@ -8,13 +8,12 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use cleat_api::{TypedBody, TypedReply};
+use cleat_api::transport::{AcceptedReply, ReplyBody, RequestBody, Transport, TypedBody};
 use kube::Error;
 use kube::core::Status;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::client::Transport;
 use crate::decode::without_managed_fields;
 
 /// Sends a request and decodes the object in the reply.
@@ -28,7 +27,10 @@ pub(crate) async fn fetch<T: DeserializeOwned>(
 
 /// Sends a request and returns the body of the reply.
 pub(crate) async fn fetch_bytes(client: &dyn Transport, request: http::Request<Vec<u8>>) -> kube::Result<Bytes> {
-    call(client, request.map(Bytes::from)).await.map(http::Response::into_body)
+    match call(client, request.map(RequestBody::encoded)).await?.into_body() {
+        ReplyBody::Encoded(bytes) => Ok(bytes),
+        ReplyBody::Object(_) => Ok(Bytes::new()),
+    }
 }
 
 /// Sends a request and discards the body of a successful reply.
@@ -44,10 +46,10 @@ pub(crate) async fn exchange<T: ExchangedObject>(
     object: Option<&T>,
 ) -> kube::Result<Arc<T>> {
     let response = call(client, with_typed_body(client, request, object)).await?;
-    match typed_reply(&response) {
+    match response.body().object() {
         Some(object) => Ok(object),
         None => {
-            let object = serde_json::from_slice(&without_managed_fields(response.body()));
+            let object = serde_json::from_slice(&without_managed_fields(response.body().encoded()));
             object.map(Arc::new).map_err(Error::SerdeError)
         }
     }
@@ -64,13 +66,13 @@ pub(crate) async fn exchange_unless_status<T: ExchangedObject>(
         kind: Option<Cow<'a, str>>,
     }
     let response = call(client, with_typed_body::<T>(client, request, None)).await?;
-    if let Some(object) = typed_reply(&response) {
+    if let Some(object) = response.body().object() {
         return Ok(Some(object));
     }
-    let reply: KindOnly<'_> = serde_json::from_slice(response.body()).map_err(Error::SerdeError)?;
+    let reply: KindOnly<'_> = serde_json::from_slice(response.body().encoded()).map_err(Error::SerdeError)?;
     match reply.kind.as_deref() {
         Some("Status") => Ok(None),
-        _ => serde_json::from_slice(&without_managed_fields(response.body()))
+        _ => serde_json::from_slice(&without_managed_fields(response.body().encoded()))
             .map(|object| Some(Arc::new(object)))
             .map_err(Error::SerdeError),
     }
@@ -90,30 +92,23 @@ pub(crate) trait ExchangedObject: DeserializeOwned + Serialize + Clone + Any + S
 
 impl<T: DeserializeOwned + Serialize + Clone + Any + Send + Sync> ExchangedObject for T {}
 
-async fn call(client: &dyn Transport, request: http::Request<Bytes>) -> kube::Result<http::Response<Bytes>> {
-    let response = client.call(request).await?;
+async fn call(client: &dyn Transport, request: http::Request<RequestBody>) -> kube::Result<http::Response<ReplyBody>> {
+    let response = client.call(request).await.map_err(|error| Error::Service(error.0))?;
     let code = response.status();
-    if is_failure(code) { Err(failure(code, response.body())) } else { Ok(response) }
+    if is_failure(code) { Err(failure(code, response.body().encoded())) } else { Ok(response) }
 }
 
+/// The request with the object itself as its body if the server accepts objects, and with its encoded body otherwise.
 fn with_typed_body<T: ExchangedObject>(
     client: &dyn Transport,
     request: http::Request<Vec<u8>>,
     object: Option<&T>,
-) -> http::Request<Bytes> {
-    let mut request = request.map(Bytes::from);
-    if client.is_in_process() {
-        let body = match object {
-            Some(object) => TypedBody::with_object(Box::new(object.clone())),
-            None => TypedBody::reply_only::<T>(),
-        };
-        request.extensions_mut().insert(body);
-    }
-    request
-}
-
-fn typed_reply<T: ExchangedObject>(response: &http::Response<Bytes>) -> Option<Arc<T>> {
-    response.extensions().get::<TypedReply>().and_then(TypedReply::object)
+) -> http::Request<RequestBody> {
+    request.map(|encoded| match object {
+        _ if !client.accepts_objects() => RequestBody::encoded(encoded),
+        Some(object) => RequestBody::Object(TypedBody::new(Box::new(object.clone()))),
+        None => RequestBody::Encoded(encoded.into(), AcceptedReply::object::<T>()),
+    })
 }
 
 pub(crate) fn is_failure(code: http::StatusCode) -> bool {

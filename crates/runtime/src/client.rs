@@ -1,79 +1,88 @@
-//! The client that components read and write with: over HTTP through kube's client, or by direct calls of a server in the same
-//! process.
-//!
-//! kube's client puts a queue and a task between the caller and the server. Within one process these cost more than many
-//! requests do; a direct call runs the server's future on the caller's task instead.
+//! The client that components read, write and watch with. It works the same on a server in this process and on one that is
+//! reached over HTTP: the difference is its [`Transport`].
 
 use std::sync::Arc;
 
 use bytes::Bytes;
+use cleat_api::transport::{ReplyBody, RequestBody, Transport, TransportError, WatchChunks};
 use futures::future::BoxFuture;
+use futures::{StreamExt as _, TryStreamExt};
 use http::{Request, Response};
-use http_body_util::BodyExt as _;
+use http_body_util::{BodyExt as _, BodyStream};
 use kube::client::Body;
-
-/// Handles a request in this process and returns the complete response. The future runs on the caller's task and is dropped if
-/// the caller is cancelled. A request with a [`TypedBody`](cleat_api::TypedBody) may get a response with a
-/// [`TypedReply`](cleat_api::TypedReply).
-pub type InProcessHandler = dyn Fn(Request<Bytes>) -> BoxFuture<'static, Response<Bytes>> + Send + Sync;
-
-/// Sends a request to a server and returns the complete response.
-pub trait Transport: Send + Sync {
-    fn call(&self, request: Request<Bytes>) -> BoxFuture<'_, kube::Result<Response<Bytes>>>;
-
-    /// Returns true if the server is in this process and accepts a [`TypedBody`](cleat_api::TypedBody).
-    fn is_in_process(&self) -> bool {
-        false
-    }
-}
 
 /// A connection to the API server.
 #[derive(Clone)]
 pub struct Client {
+    transport: Arc<dyn Transport>,
     kube: kube::Client,
-    handler: Option<Arc<InProcessHandler>>,
 }
 
 impl From<kube::Client> for Client {
     fn from(kube: kube::Client) -> Self {
-        Self { kube, handler: None }
+        Self { transport: Arc::new(HttpTransport(kube.clone())), kube }
     }
 }
 
 impl Client {
     /// For a server in this process. `kube` must reach the same server as the same user.
-    pub fn in_process(kube: kube::Client, handler: Arc<InProcessHandler>) -> Self {
-        Self { kube, handler: Some(handler) }
+    pub fn in_process(transport: Arc<dyn Transport>, kube: kube::Client) -> Self {
+        Self { transport, kube }
     }
 
-    /// For watches, and for requests that this crate does not offer.
+    /// For requests that this crate does not offer, such as those about kinds known only at run time.
     pub fn kube(&self) -> &kube::Client {
         &self.kube
     }
 }
 
 impl Transport for Client {
-    fn is_in_process(&self) -> bool {
-        self.handler.is_some()
+    fn call(&self, request: Request<RequestBody>) -> BoxFuture<'_, Result<Response<ReplyBody>, TransportError>> {
+        self.transport.call(request)
     }
 
-    fn call(&self, request: Request<Bytes>) -> BoxFuture<'_, kube::Result<Response<Bytes>>> {
-        let Some(handler) = &self.handler else { return self.kube.call(request) };
-        let response = handler(request);
-        Box::pin(async move {
-            // Many responses are ready without waiting: a caller that sends one request after another must yield to other tasks.
-            tokio::task::consume_budget().await;
-            Ok(response.await)
-        })
+    fn watch(&self, request: Request<()>) -> BoxFuture<'_, Result<Response<WatchChunks>, TransportError>> {
+        self.transport.watch(request)
+    }
+
+    fn accepts_objects(&self) -> bool {
+        self.transport.accepts_objects()
     }
 }
 
-impl Transport for kube::Client {
-    fn call(&self, request: Request<Bytes>) -> BoxFuture<'_, kube::Result<Response<Bytes>>> {
+/// A server that is reached through kube's client.
+struct HttpTransport(kube::Client);
+
+fn failed(error: kube::Error) -> TransportError {
+    TransportError(Box::new(error))
+}
+
+impl Transport for HttpTransport {
+    fn call(&self, request: Request<RequestBody>) -> BoxFuture<'_, Result<Response<ReplyBody>, TransportError>> {
         Box::pin(async move {
-            let (parts, body) = self.send(request.map(Body::from)).await?.into_parts();
-            Ok(Response::from_parts(parts, body.collect().await?.to_bytes()))
+            let request = request.map(|body| match body {
+                RequestBody::Encoded(bytes, _) => bytes,
+                RequestBody::Object(object) => object.encode().map(Bytes::from).unwrap_or_default(),
+            });
+            let (parts, body) = self.0.send(request.map(Body::from)).await.map_err(failed)?.into_parts();
+            let bytes = body.collect().await.map_err(failed)?.to_bytes();
+            Ok(Response::from_parts(parts, ReplyBody::Encoded(bytes)))
         })
+    }
+
+    fn watch(&self, request: Request<()>) -> BoxFuture<'_, Result<Response<WatchChunks>, TransportError>> {
+        Box::pin(async move {
+            let response = self.0.send(request.map(|()| Body::empty())).await.map_err(failed)?;
+            Ok(response.map(|body| {
+                let frames = TryStreamExt::map_err(BodyStream::new(body), failed);
+                // Trailers carry no data.
+                frames.try_filter_map(|frame| std::future::ready(Ok(frame.into_data().ok()))).boxed()
+            }))
+        })
+    }
+
+    fn accepts_objects(&self) -> bool {
+        false
     }
 }
 
@@ -81,7 +90,7 @@ impl Transport for kube::Client {
 mod tests {
     use super::*;
     use crate::write::{self, Part};
-    use cleat_api::{Key, TypedBody};
+    use cleat_api::Key;
     use http::{Method, StatusCode};
     use k8s_openapi::api::core::v1::ConfigMap;
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -113,19 +122,39 @@ mod tests {
         kube::Client::new(service, "default")
     }
 
-    /// A client of the same server by direct calls, with typed bodies and replies.
+    /// A transport in the process, whose handler gets the encoded body of every request.
+    struct TestTransport<F>(F);
+
+    impl<F: Fn(Request<Bytes>) -> (StatusCode, Bytes) + Send + Sync> Transport for TestTransport<F> {
+        fn call(&self, request: Request<RequestBody>) -> BoxFuture<'_, Result<Response<ReplyBody>, TransportError>> {
+            let (parts, body) = request.into_parts();
+            let accepted = body.accepted_reply();
+            let (bytes, object) = match body {
+                RequestBody::Encoded(bytes, _) => (bytes, None),
+                RequestBody::Object(object) => (object.encode().unwrap().into(), object.take::<ConfigMap>()),
+            };
+            let (code, bytes) = (self.0)(Request::from_parts(parts, bytes));
+            let typed = object.filter(|_| code.is_success()).and_then(|map| accepted.reply(Arc::new(*map)));
+            let body = typed.map_or(ReplyBody::Encoded(bytes), ReplyBody::Object);
+            let reply = Response::builder().status(code).body(body).unwrap();
+            Box::pin(async {
+                tokio::task::consume_budget().await;
+                Ok(reply)
+            })
+        }
+
+        fn watch(&self, _request: Request<()>) -> BoxFuture<'_, Result<Response<WatchChunks>, TransportError>> {
+            unreachable!("these tests do not watch")
+        }
+
+        fn accepts_objects(&self) -> bool {
+            true
+        }
+    }
+
+    /// A client of the same server in the process, with typed bodies and replies.
     fn in_process_client() -> Client {
-        let handle = |request: Request<Bytes>| {
-            let (code, body) = respond(&request);
-            let typed = request.extensions().get::<TypedBody>().filter(|_| code.is_success());
-            let object = typed.and_then(TypedBody::take::<ConfigMap>);
-            let response = Response::builder().status(code);
-            match object.and_then(|map| typed?.reply(Arc::new(*map))) {
-                Some(reply) => response.extension(reply).body(Bytes::new()).unwrap(),
-                None => response.body(body).unwrap(),
-            }
-        };
-        Client::in_process(kube_client(), Arc::new(move |request| Box::pin(std::future::ready(handle(request)))))
+        Client::in_process(Arc::new(TestTransport(|request| respond(&request))), kube_client())
     }
 
     #[tokio::test]
@@ -153,8 +182,8 @@ mod tests {
         ] {
             let text = format!(r#"{{"kind":"ConfigMap","metadata":{{{metadata}"name":"m","namespace":"s"}}}}"#);
             let map: ConfigMap = serde_json::from_str(&text).unwrap();
-            let handle = move |_: Request<Bytes>| Response::new(Bytes::from(text.clone()));
-            let client = Client::in_process(kube_client(), Arc::new(move |r| Box::pin(std::future::ready(handle(r)))));
+            let handle = move |_: Request<Bytes>| (StatusCode::OK, Bytes::from(text.clone()));
+            let client = Client::in_process(Arc::new(TestTransport(handle)), kube_client());
             let left = write::delete(&client, &map).await.unwrap();
             assert_eq!(left.is_some(), is_held, "{case}");
         }

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use kube::Client;
+use cleat_api::transport::Transport;
 use kube::api::{ListParams, Request, WatchParams};
 use kube::core::Status;
 use tracing::warn;
@@ -64,7 +64,7 @@ enum WatchEnd {
 }
 
 /// Keeps the handler current with the collection at this path, until dropped.
-pub(crate) async fn run(client: &Client, path: &str, handler: &mut dyn ListWatchHandler) {
+pub(crate) async fn run(client: &dyn Transport, path: &str, handler: &mut dyn ListWatchHandler) {
     let requests = Request::new(path);
     let mut resume_at: Option<String> = None;
     let mut delay = INITIAL_RETRY_DELAY;
@@ -106,7 +106,7 @@ pub(crate) async fn run(client: &Client, path: &str, handler: &mut dyn ListWatch
 }
 
 /// Lists all pages and returns the revision of the list.
-async fn list(client: &Client, requests: &Request, handler: &mut dyn ListWatchHandler) -> kube::Result<String> {
+async fn list(client: &dyn Transport, requests: &Request, handler: &mut dyn ListWatchHandler) -> kube::Result<String> {
     let mut parameters = ListParams::default().limit(LIST_PAGE_SIZE);
     handler.list_started();
     loop {
@@ -124,7 +124,7 @@ async fn list(client: &Client, requests: &Request, handler: &mut dyn ListWatchHa
 }
 
 async fn watch(
-    client: &Client,
+    client: &dyn Transport,
     requests: &Request,
     mut revision: String,
     handler: &mut dyn ListWatchHandler,
@@ -132,7 +132,7 @@ async fn watch(
     let parameters = WatchParams::default().timeout(WATCH_TIMEOUT_SECONDS);
     let opened = async {
         let request = requests.watch(&parameters, &revision).map_err(kube::Error::BuildRequest)?;
-        WatchLines::open(client, request).await
+        WatchLines::open(client, request.map(drop)).await
     };
     let mut lines = match opened.await {
         Ok(lines) => lines,

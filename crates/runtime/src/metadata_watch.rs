@@ -4,7 +4,7 @@
 
 use std::borrow::Cow;
 
-use kube::Client;
+use cleat_api::transport::Transport;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
@@ -74,7 +74,7 @@ impl PartialObjectMetadata<'_> {
 }
 
 /// Lists and watches the kind at this path until dropped.
-pub async fn watch_metadata(client: &Client, path: &str, handler: &mut dyn MetadataHandler) {
+pub async fn watch_metadata(client: &dyn Transport, path: &str, handler: &mut dyn MetadataHandler) {
     list_watch::run(client, path, &mut MetadataDecoder(handler)).await;
 }
 
@@ -186,7 +186,7 @@ mod tests {
     }
 
     /// A server that sends these replies in order and records the query of each request.
-    fn scripted_server(replies: &[(u16, String)]) -> (Client, Arc<Mutex<Vec<String>>>) {
+    fn scripted_server(replies: &[(u16, String)]) -> (crate::Client, Arc<Mutex<Vec<String>>>) {
         let replies: VecDeque<_> = replies.iter().cloned().collect();
         let (replies, queries) = (Arc::new(Mutex::new(replies)), Arc::new(Mutex::new(Vec::new())));
         let recorded = queries.clone();
@@ -201,7 +201,7 @@ mod tests {
                 Ok::<_, std::convert::Infallible>(response)
             }
         });
-        (Client::new(service, "default"), queries)
+        (kube::Client::new(service, "default").into(), queries)
     }
 
     #[tokio::test(start_paused = true)]

@@ -3,11 +3,12 @@
 use std::collections::HashSet;
 
 use cleat_api::Key;
+use kube::Resource;
 use kube::api::ObjectList;
-use kube::{Client, Resource};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
+use crate::Client;
 use crate::cache::{Cache, Cached};
 use crate::decode::{self, EventHeader};
 use crate::list_watch::{self, ListPage, ListWatchHandler, WatchProgress};

@@ -3,15 +3,16 @@
 use std::io;
 
 use bytes::{Buf as _, Bytes, BytesMut};
-use http_body_util::BodyExt as _;
-use kube::Client;
-use kube::client::Body;
+use cleat_api::transport::{Transport, WatchChunks};
+use futures::{StreamExt as _, TryStreamExt as _};
+
+use kube::Error;
 
 use crate::calls::{failure, is_failure};
 
 /// An open watch.
 pub(crate) struct WatchLines {
-    body: Body,
+    chunks: WatchChunks,
     /// The last chunk of the body, without the bytes that were returned already.
     chunk: Bytes,
     /// The start of a line that continues in `chunk`.
@@ -19,17 +20,18 @@ pub(crate) struct WatchLines {
 }
 
 impl WatchLines {
-    pub(crate) async fn open(client: &Client, mut request: http::Request<Vec<u8>>) -> kube::Result<Self> {
+    pub(crate) async fn open(client: &dyn Transport, mut request: http::Request<()>) -> kube::Result<Self> {
         // Some servers compress each event separately, and common decoders stop after the first one.
         let identity = http::HeaderValue::from_static("identity");
         request.headers_mut().insert(http::header::ACCEPT_ENCODING, identity);
-        let response = client.send(request.map(Body::from)).await?;
+        let response = client.watch(request).await.map_err(|error| Error::Service(error.0))?;
         let code = response.status();
-        let body = response.into_body();
+        let chunks = response.into_body();
         if is_failure(code) {
-            return Err(failure(code, &body.collect().await?.to_bytes()));
+            let body: Vec<Bytes> = chunks.try_collect().await.map_err(|error| Error::Service(error.0))?;
+            return Err(failure(code, &body.concat()));
         }
-        Ok(Self { body, chunk: Bytes::new(), partial_line: BytesMut::new() })
+        Ok(Self { chunks, chunk: Bytes::new(), partial_line: BytesMut::new() })
     }
 
     /// The next line without its end, or `None` at the end of the watch. An incomplete last line is dropped.
@@ -45,15 +47,11 @@ impl WatchLines {
                 return Ok(Some(self.partial_line.split().freeze()));
             }
             self.partial_line.extend_from_slice(&self.chunk);
-            self.chunk = loop {
-                match self.body.frame().await {
-                    None => return Ok(None),
-                    Some(Err(error)) if is_disconnect(&error) => return Ok(None),
-                    Some(frame) => match frame?.into_data() {
-                        Ok(data) => break data,
-                        Err(_trailers) => {}
-                    },
-                }
+            self.chunk = match self.chunks.next().await {
+                None => return Ok(None),
+                Some(Err(error)) if is_disconnect(&*error.0) => return Ok(None),
+                Some(Err(error)) => return Err(Error::Service(error.0)),
+                Some(Ok(chunk)) => chunk,
             };
         }
     }
@@ -89,8 +87,8 @@ mod tests {
                 let body = http_body_util::StreamBody::new(futures::stream::iter(frames));
                 std::future::ready(Ok::<_, std::convert::Infallible>(http::Response::new(body)))
             });
-            let client = Client::new(service, "default");
-            let mut lines = WatchLines::open(&client, http::Request::new(Vec::new())).await.unwrap();
+            let client = crate::Client::from(kube::Client::new(service, "default"));
+            let mut lines = WatchLines::open(&client, http::Request::new(())).await.unwrap();
             let mut read = Vec::new();
             loop {
                 match lines.next().await {

@@ -1,5 +1,6 @@
 //! Writes with optimistic concurrency, reads that bypass the cache, and the classification of their errors.
 
+use cleat_api::transport::Transport;
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -16,7 +17,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::calls;
-use crate::client::Transport;
 
 /// The initial size of the buffer that an object is encoded into.
 const TYPICAL_OBJECT_BYTES: usize = 2048;
@@ -125,7 +125,7 @@ fn failed<K: ApiObject>(verb: &'static str, key: &Key) -> impl FnOnce(kube::Erro
 
 /// The JSON of the object, or nothing for a server in this process, which receives the object itself.
 fn encode_body<K: ApiObject>(client: &dyn Transport, object: &K) -> kube::Result<Vec<u8>> {
-    if client.is_in_process() {
+    if client.accepts_objects() {
         return Ok(Vec::new());
     }
     let mut json = Vec::with_capacity(TYPICAL_OBJECT_BYTES);

@@ -13,11 +13,11 @@ use std::time::Duration;
 use cleat_api::Key;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
-use kube::Client;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use crate::Client;
 use crate::clock::Clock;
 use crate::write::{self, Part, WriteError};
 use decide::Step;
