@@ -151,7 +151,7 @@ mod tests {
         let used = &reconstructed.volumes[&VolumeId::new("d", "used")];
         assert_eq!((used.staged, used.pods.len()), (MountState::reconstructed(), 2));
         assert_eq!(used.pods["u1"].spec_name, "pv");
-        assert_eq!(used.pods["u1"].effect.provenance, Provenance::Reconstructed);
+        assert_eq!(used.pods["u1"].state.provenance, Provenance::Reconstructed);
         let staged_only = &reconstructed.volumes[&VolumeId::new("d", "staged-only")];
         assert!(staged_only.staged.presence == Presence::Uncertain && staged_only.pods.is_empty());
         assert_eq!(reconstructed.volumes[&VolumeId::new("d", "never-staged")].staged.presence, Presence::Absent);

@@ -20,9 +20,11 @@ pub(crate) struct NodeState {
     volumes: HashMap<VolumeId, VolumeEntry>,
     /// The unique names of the volumes that the server has acknowledged in `volumesInUse`.
     reported: BTreeSet<String>,
+    /// The keys of the pods on this node.
     pub(crate) pod_keys: HashMap<PodUid, Key>,
     pub(crate) pods_by_claim: PodIndex<Key>,
     pub(crate) pods_by_volume: PodIndex<String>,
+    /// By the name of the VolumeAttachment.
     volume_by_attachment: HashMap<String, VolumeId>,
 }
 
@@ -40,6 +42,7 @@ struct VolumeEntry {
     actual: ActualVolume,
     needed_by: BTreeSet<PodUid>,
     waiting: BTreeMap<PodUid, WaitReason>,
+    /// The message of the last failed step for each pod.
     errors: BTreeMap<PodUid, String>,
 }
 
@@ -61,7 +64,7 @@ impl<K: Hash + Eq> PodIndex<K> {
         self.0.get(object).into_iter().flatten().cloned().collect()
     }
 
-    fn remove(&mut self, uid: &str) {
+    fn remove_pod(&mut self, uid: &str) {
         self.0.retain(|_, uids| {
             uids.remove(uid);
             !uids.is_empty()
@@ -105,10 +108,10 @@ impl NodeState {
                 return Vec::new();
             }
         }
-        let mut touched: BTreeSet<VolumeId> = BTreeSet::new();
+        let mut affected: BTreeSet<VolumeId> = BTreeSet::new();
         for (id, entry) in &mut self.volumes {
             if entry.needed_by.remove(&uid) || entry.actual.pods.contains_key(&uid) {
-                touched.insert(id.clone());
+                affected.insert(id.clone());
             }
         }
         if desired.lifecycle != PodLifecycle::Terminated {
@@ -118,23 +121,23 @@ impl NodeState {
                     VolumeEntry::default()
                 });
                 entry.needed_by.insert(uid.clone());
-                touched.insert(spec.id.clone());
+                affected.insert(spec.id.clone());
             }
         }
         self.pods.insert(uid, PodEntry::Resolved(desired));
-        touched.into_iter().collect()
+        affected.into_iter().collect()
     }
 
     /// The server has confirmed that the pod does not exist. Returns the volumes that may still be mounted for it or that it
     /// needed.
     pub(crate) fn confirm_pod_gone(&mut self, uid: &str) -> Vec<VolumeId> {
-        self.pods_by_claim.remove(uid);
-        self.pods_by_volume.remove(uid);
+        self.pods_by_claim.remove_pod(uid);
+        self.pods_by_volume.remove_pod(uid);
         self.pod_keys.remove(uid);
-        let mut touched = Vec::new();
+        let mut affected = Vec::new();
         for (id, entry) in &mut self.volumes {
             if entry.needed_by.remove(uid) || entry.actual.pods.contains_key(uid) {
-                touched.push(id.clone());
+                affected.push(id.clone());
             }
         }
         if self.has_volumes(uid) {
@@ -142,7 +145,7 @@ impl NodeState {
         } else {
             self.pods.remove(uid);
         }
-        touched
+        affected
     }
 
     pub(crate) fn is_confirmed_gone(&self, uid: &str) -> bool {
@@ -212,7 +215,7 @@ impl NodeState {
     }
 
     /// Decides the next step for a volume and marks its call as started, under one lock: from then on [`NodeState::has_volumes`]
-    /// counts the mount. Also returns the pods whose reason to wait has changed.
+    /// counts a publish. Also returns the pods whose reason to wait has changed.
     pub(crate) fn plan(
         &mut self,
         id: &VolumeId,
