@@ -31,8 +31,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     tonic_prost_build::configure()
         .skip_debug(redacted)
-        // A driver implements only the calls that it offers. The others return UNIMPLEMENTED, also those that a later version of
-        // the specification adds.
+        // A driver implements only the calls that it offers. The others return UNIMPLEMENTED, also those that a later
+        // version of the specification adds.
         .generate_default_stubs(true)
         .compile_fds(compiler.file_descriptor_set())?;
     Ok(())

@@ -1,11 +1,12 @@
 //! Accepts clients that send the path of the socket as `:authority`.
 //!
-//! gRPC libraries send it in plain form (older grpc-go without the scheme `unix:`, grpc-java) or percent-encoded (grpc-core
-//! after 1.57). Neither is a valid authority, and `h2` resets such a stream with PROTOCOL_ERROR before tonic sees the request.
-//! Upstream references:
+//! gRPC libraries send it in plain form (older grpc-go without the scheme `unix:`, grpc-java) or percent-encoded
+//! (grpc-core after 1.57). Neither is a valid authority, and `h2` resets such a stream with PROTOCOL_ERROR before tonic
+//! sees the request. Upstream references:
 //!
 //! - hyperium/tonic#243 (now grpc/grpc-rust#243): asks to relax the check of the authority for clients of CSI drivers.
-//! - hyperium/h2#442 and the unmerged pull request hyperium/h2#487: HTTP/2 over Unix domain sockets without a valid authority.
+//! - hyperium/h2#442 and the unmerged pull request hyperium/h2#487: HTTP/2 over Unix domain sockets without a valid
+//!   authority.
 //! - grpc/grpc-go#2628: grpc-go sent no valid authority; its fix grpc/grpc-go#3730 sends `localhost` for `unix:` targets.
 //! - kubernetes/kubernetes#112597: the kubelet sends `localhost` for Unix sockets; earlier releases sent the path.
 //! - grpc/grpc-java#12664: grpc-java sends the plain socket path.
@@ -13,9 +14,10 @@
 //!
 //! Once `h2` accepts such requests, this module and `huffman.rs` can be removed.
 //!
-//! The work-around replaces the invalid authority in the incoming header block by a valid one of the same length. The length
-//! must not change: both ends then compute the same size of HPACK's dynamic table, and later references to the entry get the
-//! replacement. All other bytes pass unchanged. A header block in several frames passes unchanged too; no such client sends one.
+//! The work-around replaces the invalid authority in the incoming header block by a valid one of the same length. The
+//! length must not change: both ends then compute the same size of HPACK's dynamic table, and later references to the
+//! entry get the replacement. All other bytes pass unchanged. A header block in several frames passes unchanged too; no
+//! such client sends one.
 use std::{
     io,
     pin::Pin,

@@ -91,8 +91,8 @@ impl Transport {
         self.send_request(method, request, send).await
     }
 
-    /// Sends a call with a stream of responses. The deadline applies to the start of the stream only, so it is not sent to the
-    /// driver, which would apply it to the whole stream.
+    /// Sends a call with a stream of responses. The deadline applies to the start of the stream only, so it is not sent
+    /// to the driver, which would apply it to the whole stream.
     pub(crate) async fn call_streaming<Q, A, F>(
         &self,
         method: &'static str,

@@ -12,7 +12,8 @@ use crate::{
 /// The default of the Kubernetes sidecars.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(15);
 
-/// Cheap to clone; clones share one connection. It connects at the first call, and reconnects after the driver has restarted.
+/// Cheap to clone; clones share one connection. It connects at the first call, and reconnects after the driver has
+/// restarted.
 #[derive(Clone, Debug)]
 pub struct Client {
     transport: Transport,

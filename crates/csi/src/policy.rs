@@ -10,7 +10,8 @@ pub enum ErrorClass {
     Final,
     /// The caller repeats the same call. An earlier effect, if any, is unchanged.
     Transient,
-    /// The call may still run or may have taken effect. The caller must repeat it unchanged or undo it, and must not drop it.
+    /// The call may still run or may have taken effect. The caller must repeat it unchanged or undo it, and must not
+    /// drop it.
     Uncertain,
 }
 

@@ -1,7 +1,7 @@
 //! The server side of a driver: binds the socket, serves it, and removes it at the end.
 //!
-//! At the start it removes an existing socket only if no process listens on it; at the end it removes only the socket that it
-//! created itself.
+//! At the start it removes an existing socket only if no process listens on it; at the end it removes only the socket
+//! that it created itself.
 use std::{
     future::Future,
     io,

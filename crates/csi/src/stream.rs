@@ -24,8 +24,8 @@ impl<T> fmt::Debug for MessageStream<T> {
 }
 
 impl<T> MessageStream<T> {
-    /// Returns `None` after the last message. After an error the stream has ended; the caller may start a new call at the last
-    /// offset.
+    /// Returns `None` after the last message. After an error the stream has ended; the caller may start a new call at
+    /// the last offset.
     pub async fn next(&mut self) -> Result<Option<T>, CallError> {
         match tokio::time::timeout(self.deadline, self.inner.message()).await {
             Ok(Ok(message)) => Ok(message),

@@ -101,8 +101,8 @@ impl registration_server::Registration for FakeDriver {
     }
 }
 
-/// Sends two messages for `whole`, one message and an error for `broken`, NOT_FOUND for `none`, and for any other snapshot one
-/// message after which the stream hangs.
+/// Sends two messages for `whole`, one message and an error for `broken`, NOT_FOUND for `none`, and for any other
+/// snapshot one message after which the stream hangs.
 #[tonic::async_trait]
 impl snapshot_metadata_server::SnapshotMetadata for FakeDriver {
     async fn get_metadata_allocated(

@@ -31,8 +31,8 @@ impl From<io::Error> for LockError {
 }
 
 impl CallLock {
-    /// A lock that has been held for longer than `max_call_duration` is replaced: no call takes that long, so its holder is a
-    /// process that a driver left running.
+    /// A lock that has been held for longer than `max_call_duration` is replaced: no call takes that long, so its
+    /// holder is a process that a driver left running.
     pub(crate) fn acquire(directory: &Path, key: &[&str], max_call_duration: Duration) -> Result<Self, LockError> {
         fs::create_dir_all(directory)?;
         let path = directory.join(file_name(key));

@@ -1,5 +1,5 @@
-//! One function per step: stage, publish, unpublish, unstage. They access the disk and the driver, are idempotent, and make no
-//! decisions.
+//! One function per step: stage, publish, unpublish, unstage. They access the disk and the driver, are idempotent, and
+//! make no decisions.
 //!
 //! The record is written before the call, and removed only after the inverse call has succeeded and nothing is mounted any
 //! more. So every volume that may be mounted has a record.
@@ -181,8 +181,8 @@ async fn clean_up_after_refusal(
     }
 }
 
-/// Writes the record and, for a stage, creates the staging path. If that fails and nothing existed before, it removes what it
-/// created: a directory without a record would keep the pod's directory for ever.
+/// Writes the record and, for a stage, creates the staging path. If that fails and nothing existed before, it removes
+/// what it created: a directory without a record would keep the pod's directory for ever.
 async fn write_record(
     volume_dir: &VolumeDir,
     before: MountState,

@@ -1,5 +1,5 @@
-//! The agent: prepares its directory, wires the parts, and runs them from start to stop. No module imports it, and it makes no
-//! decisions about volumes.
+//! The agent: prepares its directory, wires the parts, and runs them from start to stop. No module imports it, and it
+//! makes no decisions about volumes.
 
 use std::io;
 use std::path::PathBuf;
@@ -24,7 +24,8 @@ use crate::{node_status, pods, registration, subscriptions, volumes};
 
 /// Enough to list a node full of volumes on a busy disk.
 const RECONSTRUCT_TIMEOUT: Duration = Duration::from_secs(300);
-/// A reconcile of a volume mostly waits for its driver. The limit is high so that volumes whose drivers hang do not delay others.
+/// A reconcile of a volume mostly waits for its driver. The limit is high so that volumes whose drivers hang do not
+/// delay others.
 const MAX_CONCURRENT_VOLUMES: usize = 256;
 const MAX_CONCURRENT_OBJECTS: usize = 32;
 /// How long a stop waits for driver calls. After that it is safe to leave them: their records are on disk.
@@ -166,8 +167,8 @@ async fn reconcile_object(agent: Arc<AgentContext>, key: ObjectKey) -> Result<Ou
     }
 }
 
-/// Builds the state before anything is mounted or unmounted, in this order: the reconstructed volumes, the synced caches, the
-/// desired volumes of every pod. Then it registers the node, which reports all of them as in use.
+/// Builds the state before anything is mounted or unmounted, in this order: the reconstructed volumes, the synced
+/// caches, the desired volumes of every pod. Then it registers the node, which reports all of them as in use.
 async fn initialize(agent: &AgentContext, reconstructed: ReconstructedState) {
     let has_unreadable = !reconstructed.unreadable.is_empty();
     agent.state.lock().load_reconstructed(reconstructed.volumes, &agent.name);

@@ -37,17 +37,17 @@ pub(crate) struct AgentContext {
     pub(crate) volumes: Cache<PersistentVolume>,
     pub(crate) csi_drivers: Cache<CSIDriver>,
     pub(crate) attachments: Cache<VolumeAttachment>,
-    /// This lock must not be held during [`Cache::observe_write`] or [`Cache::subscribe`]: they call the agent's subscribers on
-    /// the same thread, and the subscribers take this lock. Reading a cache takes the cache's lock only, and a cache holds no
-    /// lock while it calls its subscribers.
+    /// This lock must not be held during [`Cache::observe_write`] or [`Cache::subscribe`]: they call the agent's
+    /// subscribers on the same thread, and the subscribers take this lock. Reading a cache takes the cache's lock only,
+    /// and a cache holds no lock while it calls its subscribers.
     pub(crate) state: Mutex<NodeState>,
     pub(crate) drivers: RegisteredDrivers,
     /// The uid of the Node that has the labels, the status and the drivers of this agent.
     pub(crate) registered_node_uid: Mutex<Option<String>>,
     /// Held while the CSINode and the Node are changed for a driver.
     pub(crate) csi_node_lock: tokio::sync::Mutex<()>,
-    /// Set if a mounted volume has an unreadable record: the `volumesInUse` that an earlier run reported. They stay in use for
-    /// the life of this process, because the unknown volume may be any of them.
+    /// Set if a mounted volume has an unreadable record: the `volumesInUse` that an earlier run reported. They stay in
+    /// use for the life of this process, because the unknown volume may be any of them.
     pub(crate) retained_in_use: OnceLock<BTreeSet<String>>,
     pub(crate) object_queue: Queue<ObjectKey>,
     pub(crate) volume_queue: Queue<VolumeId>,

@@ -182,7 +182,7 @@ fn set_driver(drivers: &mut Vec<CSINodeDriver>, name: &str, driver: Option<&Driv
 
 fn entry(driver: &DriverNodeInfo) -> CSINodeDriver {
     let keys: BTreeSet<String> = driver.topology.keys().cloned().collect();
-    // By the specification 0 means "no limit"; a negative number is treated the same.
+    // 0 means that the driver sets no limit; an invalid negative number is treated the same.
     let count = (driver.max_volumes > 0).then(|| i32::try_from(driver.max_volumes).unwrap_or(i32::MAX));
     CSINodeDriver {
         name: driver.name.clone(),

@@ -1,8 +1,8 @@
 //! Decides the next step for one volume on this node. Pure: it takes the observed volume with its pods, and returns one step
 //! and, for every pod that cannot have the volume yet, the reason why it waits.
 //!
-//! The caller is the only one that works on the volume. It carries out the step and calls [`decide`] again, so that every step
-//! is based on the outcome of the previous one.
+//! The caller is the only one that works on the volume. It carries out the step and calls [`decide`] again, so that
+//! every step is based on the outcome of the previous one.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Resolves the volumes of a pod. Pure: it takes a pod and the objects that its volumes refer to, and returns for each volume what
-//! to mount, or why that cannot be determined yet.
+//! Resolves the volumes of a pod. Pure: it takes a pod and the objects that its volumes refer to, and returns for each
+//! volume what to mount, or why that cannot be determined yet.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -65,7 +65,8 @@ pub struct VolumeSpec {
     pub attributes: BTreeMap<String, String>,
     pub stage_secret: Option<Key>,
     pub publish_secret: Option<Key>,
-    /// `podInfoOnMount` of the CSIDriver: NodePublishVolume contains the name, namespace, uid and service account of the pod.
+    /// `podInfoOnMount` of the CSIDriver: NodePublishVolume contains the name, namespace, uid and service account of
+    /// the pod.
     pub pod_info: bool,
 }
 

@@ -78,8 +78,8 @@ impl RegisteredDrivers {
         self.0.write().insert(name.to_owned(), registration);
     }
 
-    /// Removes the registration through this socket. A newer one of the same driver through another socket stays. Returns whether
-    /// it was removed.
+    /// Removes the registration through this socket. A newer one of the same driver through another socket stays.
+    /// Returns whether it was removed.
     pub(crate) fn remove(&self, name: &str, socket: &Path) -> bool {
         let mut all = self.0.write();
         let is_own = all.get(name).is_some_and(|r| r.socket == socket);

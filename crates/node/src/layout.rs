@@ -1,5 +1,6 @@
-//! The paths below the kubelet's root directory, and the records (`vol_data.json`) of staged and published volumes. Drivers,
-//! and a kubelet that takes over the node, rely on these paths and on the record format. All file access blocks; no decisions.
+//! The paths below the kubelet's root directory, and the records (`vol_data.json`) of staged and published volumes.
+//! Drivers, and a kubelet that takes over the node, rely on these paths and on the record format. All file access
+//! blocks; no decisions.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -193,8 +194,8 @@ impl VolumeDir {
         VolumeRecord::from_json(&json).map_err(|why| RecordError::Content { path, why })
     }
 
-    /// Writes the record atomically: a reader finds the old or the new one. It is not synced to disk: the record must survive a
-    /// crash of this process; after a loss of power the mounts are gone too.
+    /// Writes the record atomically: a reader finds the old or the new one. It is not synced to disk: the record must
+    /// survive a crash of this process; after a loss of power the mounts are gone too.
     pub fn write_record(&self, record: &VolumeRecord) -> io::Result<()> {
         make_dir(&self.dir)?;
         let json = record.to_json();
@@ -206,8 +207,9 @@ impl VolumeDir {
         std::fs::rename(&draft, self.record_path())
     }
 
-    /// Removes the mount point, the record and the directory, in this order: the record exists as long as anything else does.
-    /// The caller must have checked that nothing is mounted. A directory that is not empty is an error and stays unchanged.
+    /// Removes the mount point, the record and the directory, in this order, so that a mount point always has a record.
+    /// The caller must have checked that nothing is mounted. A directory that is not empty is an error and stays
+    /// unchanged.
     pub fn remove(&self) -> io::Result<()> {
         remove_empty(&self.target)?;
         for file in [self.record_path(), self.dir.join(format!(".{RECORD_FILE}"))] {

@@ -1,7 +1,7 @@
 //! The node agent: what the kubelet's volume manager does, for one node.
 //!
-//! It mounts the volumes of the pods on this node at the kubelet's paths, through the drivers that are registered here. When a
-//! pod has terminated, its volumes are unmounted, and only then the Pod is deleted.
+//! It mounts the volumes of the pods on this node at the kubelet's paths, through the drivers that are registered here.
+//! When a pod has terminated, its volumes are unmounted, and only then the Pod is deleted.
 //!
 //! # Data flow
 //!
@@ -11,8 +11,8 @@
 //! Node, VolumeAttachment ────────┘
 //! ```
 //!
-//! One task at a time reconciles a volume. It calls [`decide`](decide::decide), which returns one step or reasons to wait, and
-//! carries out the step.
+//! One task at a time reconciles a volume. It calls [`decide`](decide::decide), which returns one step or reasons to
+//! wait, and carries out the step.
 //!
 //! # Modules
 //!
@@ -42,8 +42,8 @@
 //!   was unstaged.
 //! - A pod that is missing in the cache is read from the server before its volumes are unpublished. The volumes of a running
 //!   pod stay published, even if its claim or volume was deleted.
-//! - The record on disk (`vol_data.json`) is written before NodeStageVolume or NodePublishVolume is called, and is deleted after
-//!   the inverse call has succeeded.
+//! - The record on disk (`vol_data.json`) is written before NodeStageVolume or NodePublishVolume is called, and is
+//!   deleted after the inverse call has succeeded.
 //! - A Pod with a deletion timestamp is deleted only when none of its volumes is, or may be, mounted.
 //! - A restart does not unmount volumes that are still needed. Volumes found on disk count as uncertain until a repeated,
 //!   idempotent call to their driver confirms them.

@@ -1,7 +1,7 @@
 //! The Node, with its labels, conditions and `volumesInUse`, and the node's Lease.
 //!
-//! A volume is added to `volumesInUse` before it is staged, and removed only after it was unstaged: the attach/detach controller
-//! does not detach a volume that is listed there.
+//! A volume is added to `volumesInUse` before it is staged, and removed only after it was unstaged: the attach/detach
+//! controller does not detach a volume that is listed there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -58,8 +58,8 @@ pub(crate) async fn register(agent: &AgentContext) -> Result<(), CsiNodeError> {
         }
         None => {
             info!(node = agent.name, "creating the Node");
-            // The new Node must list its volumes in use from the start; otherwise the attach/detach controller could detach mounted
-            // volumes.
+            // The new Node must list its volumes in use from the start; otherwise the attach/detach controller could
+            // detach mounted volumes.
             let status = NodeStatus {
                 volumes_in_use: Some(reportable_volumes(agent).into_iter().collect()),
                 ..NodeStatus::default()
@@ -85,7 +85,8 @@ fn includes(has: Option<&BTreeMap<String, String>>, wants: &BTreeMap<String, Str
 pub(crate) async fn reconcile(agent: Arc<AgentContext>) -> Result<Outcome, ReconcileError> {
     let registered = agent.registered_node_uid.lock().clone();
     match agent.nodes.named(&agent.name).filter(|node| node.metadata.uid == registered) {
-        // The node lifecycle controller has set Ready to Unknown while this process was paused; only the agent sets it to True.
+        // The node lifecycle controller has set Ready to Unknown while this process was paused; only the agent sets it
+        // to True.
         Some(node) if node_ready(&node) == Some("Unknown") => {
             let status = full_status(&agent, &node).await;
             write_status(&agent, Some(&node), status).await?;
@@ -106,8 +107,8 @@ fn reportable_volumes(agent: &AgentContext) -> BTreeSet<String> {
     in_use
 }
 
-/// Writes `status` with the current `volumesInUse`, unless `status` is empty and `node` lists them already. Wakes the volumes
-/// that the server has acknowledged for the first time.
+/// Writes `status` with the current `volumesInUse`, unless `status` is empty and `node` lists them already. Wakes the
+/// volumes that the server has acknowledged for the first time.
 async fn write_status(
     agent: &AgentContext,
     node: Option<&Node>,
@@ -204,7 +205,8 @@ fn architecture() -> &'static str {
     }
 }
 
-/// Renews the node's Lease until the agent stops. A failure is logged; the next renewal is the retry.
+/// Renews the node's Lease until the agent stops. A failure is logged; the next renewal is the retry. Also wakes the node
+/// reconcile if Ready was set to Unknown.
 pub(crate) async fn renew_lease(agent: &AgentContext) {
     loop {
         if let Err(error) = write_lease(agent).await {

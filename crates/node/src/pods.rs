@@ -1,5 +1,5 @@
-//! Reconciles one pod: resolves its volumes, writes its condition, and deletes the Pod when it has terminated and none of its
-//! volumes is mounted any more.
+//! Reconciles one pod: resolves its volumes, writes its condition, and deletes the Pod when it has terminated and none
+//! of its volumes is mounted any more.
 
 use std::sync::Arc;
 
@@ -143,7 +143,8 @@ async fn finish_terminated(agent: &AgentContext, pod: &Pod) -> Result<(), Reconc
     }
 }
 
-/// The pod is not in the cache. This does not prove that it is deleted: the server is asked before its volumes are unpublished.
+/// The pod is not in the cache. This does not prove that it is deleted: the server is asked before its volumes are
+/// unpublished.
 async fn handle_missing(agent: &AgentContext, uid: &str) -> Result<(), ReconcileError> {
     let (key, needs_no_read) = {
         let state = agent.state.lock();

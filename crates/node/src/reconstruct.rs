@@ -1,7 +1,8 @@
-//! Reconstructs the volumes that earlier runs left on this node, from the records on disk and the mount table. It also removes
-//! incomplete directories. It calls neither drivers nor the API server, so it works before they are available.
+//! Reconstructs the volumes that earlier runs left on this node, from the records on disk and the mount table. It also
+//! removes incomplete directories. It calls neither drivers nor the API server, so it works before they are available.
 //!
-//! It lists directories but does not access mount points: a network file system that does not respond must not block the start.
+//! It lists directories but does not access mount points: a network file system that does not respond must not block
+//! the start.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;

@@ -1,5 +1,5 @@
-//! Registers the drivers whose sockets are in `plugins_registry`: calls GetInfo of each socket, adds its driver to the CSINode
-//! and the Node, and sends it the outcome. When the socket is removed, the driver is removed too.
+//! Registers the drivers whose sockets are in `plugins_registry`: calls GetInfo of each socket, adds its driver to the
+//! CSINode and the Node, and sends it the outcome. When the socket is removed, the driver is removed too.
 //!
 //! Woken by inotify; a failed registration is repeated with backoff.
 
@@ -43,7 +43,7 @@ pub enum RegistrationError {
     Call { driver: String, source: CallError },
     #[error("driver {driver}: {source}")]
     AddDriver { driver: String, source: CsiNodeError },
-    #[error("driver {driver}: leave: {source}")]
+    #[error("driver {driver}: remove: {source}")]
     RemoveDriver { driver: String, source: CsiNodeError },
 }
 

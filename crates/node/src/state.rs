@@ -214,8 +214,8 @@ impl NodeState {
         acknowledged_now
     }
 
-    /// Decides the next step for a volume and marks its call as started, under one lock: from then on [`NodeState::has_volumes`]
-    /// counts a publish. Also returns the pods whose reason to wait has changed.
+    /// Decides the next step for a volume and marks its call as started, under one lock: from then on
+    /// [`NodeState::has_volumes`] counts a publish. Also returns the pods whose reason to wait has changed.
     pub(crate) fn plan(
         &mut self,
         id: &VolumeId,

@@ -12,8 +12,8 @@ use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use crate::context::AgentContext;
 use crate::layout::VolumeId;
 
-/// Subscribes to all caches. A cache has no unsubscribe and outlives the agent if several agents share it, so each subscriber
-/// holds only a weak reference to the agent.
+/// Subscribes to all caches. A cache has no unsubscribe and outlives the agent if several agents share it, so each
+/// subscriber holds only a weak reference to the agent.
 pub(crate) fn subscribe(agent: &Arc<AgentContext>) {
     agent.pods.subscribe(weakly(agent, |agent, change: &Change<Pod>| {
         let pod = change.object();
@@ -67,8 +67,8 @@ fn weakly<K>(
     }
 }
 
-/// Wakes the node if the Node was replaced or deleted, and the volumes that entered or left `volumesAttached`. The agent itself
-/// writes the other fields.
+/// Wakes the node if the Node was replaced or deleted, and the volumes that entered or left `volumesAttached`. The
+/// agent itself writes the other fields.
 fn node_changed(agent: &AgentContext, change: &Change<Node>) {
     if change.object().metadata.name.as_deref() != Some(agent.name.as_str()) {
         return;

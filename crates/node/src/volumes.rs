@@ -1,5 +1,5 @@
-//! Reconciles one volume: calls `decide`, carries out the step, stores its outcome in the state, and repeats this until there is
-//! nothing to do. The queue guarantees that only one reconcile of a volume runs at a time.
+//! Reconciles one volume: calls `decide`, carries out the step, stores its outcome in the state, and repeats this until
+//! there is nothing to do. The queue guarantees that only one reconcile of a volume runs at a time.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Scans the plugin directory, watches it with inotify, and calls `init` of every new driver.
 //!
-//! The directory `vendor~driver` contains the driver `vendor/driver` as the file `driver`. `init` is called when this executable
-//! appears or is replaced. Changes of other files in the directory have no effect.
+//! The directory `vendor~driver` contains the driver `vendor/driver` as the file `driver`. `init` is called when this
+//! executable appears or is replaced. Changes of other files in the directory have no effect.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;

@@ -78,22 +78,22 @@ async fn two_pods_share_one_stage_and_one_of_them_reads_only() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_keeps_needed_mounts_and_removes_the_others() {
     let mut rig = Rig::new().await;
-    let (kept, lost) = (rig.volume("kept").await, rig.volume("lost").await);
+    let (needed, unneeded) = (rig.volume("needed").await, rig.volume("unneeded").await);
     rig.start();
     rig.serve_registration().await;
-    rig.create_pod(rig.pod("stays", &["kept"])).await;
-    rig.attach(&kept).await;
+    rig.create_pod(rig.pod("stays", &["needed"])).await;
+    rig.attach(&needed).await;
     rig.wait_until_mounted("stays").await;
     let before = rig.mounts();
-    rig.create_pod(rig.pod("vanishes", &["lost"])).await;
-    rig.attach(&lost).await;
+    rig.create_pod(rig.pod("vanishes", &["unneeded"])).await;
+    rig.attach(&unneeded).await;
     rig.wait_until_mounted("vanishes").await;
     rig.stop().await;
     assert_eq!(rig.mounts().len(), 4, "a stop unmounts nothing");
 
     // Force-deleted while the agent is stopped.
     rig.api.force_delete("pods", "default", "vanishes").await;
-    rig.report_attached(&[&kept, &lost]).await;
+    rig.report_attached(&[&needed, &unneeded]).await;
     rig.start();
     rig.api
         .wait_until("the volume of the deleted pod is no longer in use", async |api| in_use(api).await.len() == 1)
