@@ -1,4 +1,4 @@
-//! The histogram of call_durations to drivers, by method and code. The component that serves `/metrics` registers it.
+//! The histogram of the duration of calls to drivers, by method and code. The component that serves `/metrics` registers it.
 use std::{sync::OnceLock, time::Duration};
 
 use prometheus_client::{
@@ -29,10 +29,5 @@ pub(crate) fn observe(method_name: &'static str, grpc_status_code: &'static str,
 
 /// Adds `csi_operations_seconds` to a registry. All clients of the process share this metric.
 pub fn register(registry: &mut Registry) {
-    registry.register_with_unit(
-        "csi_operations",
-        "CallDurations to CSI drivers",
-        Unit::Seconds,
-        call_durations().clone(),
-    );
+    registry.register_with_unit("csi_operations", "Calls to CSI drivers", Unit::Seconds, call_durations().clone());
 }
