@@ -1,4 +1,4 @@
-//! Compiles the protos without protoc, and writes a Debug for every message that carries secrets.
+//! Compiles the protos without protoc, and generates a `Debug` implementation for every message that contains secrets.
 use std::{env, error::Error, fmt::Write, fs, path::Path};
 
 use protox::prost_reflect::MessageDescriptor;
@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             redacted.push(message.full_name().to_owned());
             write_debug(&mut code, &message, &is_secret)?;
         } else if message.get_field_by_name("secrets").is_some() {
-            return Err(format!("{}: `secrets` lacks the csi_secret mark", message.full_name()).into());
+            return Err(format!("{}: `secrets` lacks the csi_secret option", message.full_name()).into());
         }
     }
     let out = env::var("OUT_DIR")?;
@@ -31,7 +31,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     tonic_prost_build::configure()
         .skip_debug(redacted)
-        // A driver writes only the calls it offers; the others answer UNIMPLEMENTED, also those of a later spec.
+        // A driver implements only the calls that it offers. The others return UNIMPLEMENTED, also those that a later
+        // version of the specification adds.
         .generate_default_stubs(true)
         .compile_fds(compiler.file_descriptor_set())?;
     Ok(())
@@ -45,8 +46,8 @@ fn write_debug(code: &mut String, message: &MessageDescriptor, is_secret: &dyn F
     for field in message.fields() {
         let field = field.name();
         let shown = match field {
-            _ if is_secret(field) => format!("crate::redact::Secrets(&self.{field})"),
-            "volume_context" => format!("crate::redact::Context(&self.{field})"),
+            _ if is_secret(field) => format!("crate::redact::RedactedSecrets(&self.{field})"),
+            "volume_context" => format!("crate::redact::RedactedContext(&self.{field})"),
             _ => format!("self.{field}"),
         };
         writeln!(code, ".field({field:?}, &{shown})")?;

@@ -1,9 +1,23 @@
-//! Accepts callers that name the socket's path as the authority: older gRPC libraries of several languages do, as it is or
-//! percent-encoded. HTTP libraries refuse such a request before anybody here sees it.
+//! Accepts clients that send the path of the socket as `:authority`.
 //!
-//! So the authority is replaced on the way in, in the header block itself, by one of the same length: the caller's
-//! compression table and ours then stay equal, and what it refers to later is the replacement. Everything else passes as
-//! it came; a header block in several frames, which no such caller sends, passes unchanged.
+//! gRPC libraries send it in plain form (older grpc-go without the scheme `unix:`, grpc-java) or percent-encoded
+//! (grpc-core after 1.57). Neither is a valid authority, and `h2` resets such a stream with PROTOCOL_ERROR before tonic
+//! sees the request. Upstream references:
+//!
+//! - hyperium/tonic#243 (now grpc/grpc-rust#243): asks to relax the check of the authority for clients of CSI drivers.
+//! - hyperium/h2#442 and the unmerged pull request hyperium/h2#487: HTTP/2 over Unix domain sockets without a valid
+//!   authority.
+//! - grpc/grpc-go#2628: grpc-go sent no valid authority; its fix grpc/grpc-go#3730 sends `localhost` for `unix:` targets.
+//! - kubernetes/kubernetes#112597: the kubelet sends `localhost` for Unix sockets; earlier releases sent the path.
+//! - grpc/grpc-java#12664: grpc-java sends the plain socket path.
+//! - grpc/grpc#38142: the percent-encoded socket path is not a valid authority.
+//!
+//! Once `h2` accepts such requests, this module and `huffman.rs` can be removed.
+//!
+//! The work-around replaces the invalid authority in the incoming header block by a valid one of the same length. The
+//! length must not change: both ends then compute the same size of HPACK's dynamic table, and later references to the
+//! entry get the replacement. All other bytes pass unchanged. A header block in several frames passes unchanged too; no
+//! such client sends one.
 use std::{
     io,
     pin::Pin,
@@ -16,60 +30,69 @@ use tonic::transport::server::Connected;
 use crate::huffman;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-const FRAME_HEADER: usize = 9;
+const FRAME_HEADER_BYTES: usize = 9;
 const HEADERS: u8 = 1;
 const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
-/// More headers than any caller of ours sends; what is longer is not held back.
-const MOST_HEADERS: usize = 64 * 1024;
-/// `:authority` in HPACK's static table.
-const AUTHORITY: u64 = 1;
+/// A longer HEADERS frame passes unchanged, so that it need not be buffered. No client of a driver sends so many headers.
+const MAX_HEADER_BLOCK_BYTES: usize = 64 * 1024;
+/// The index of `:authority` in HPACK's static table.
+const AUTHORITY_INDEX: u64 = 1;
 
-/// A connection whose incoming requests always have an authority that HTTP allows.
-pub(crate) struct Lenient<S> {
+/// A server connection that replaces invalid authorities in what it reads.
+pub(crate) struct AuthorityFixStream<S> {
     inner: S,
-    rewriter: Rewriter,
-    ready: Vec<u8>,
-    given: usize,
+    rewriter: FrameRewriter,
+    /// Bytes for the reader, already rewritten.
+    rewritten: Vec<u8>,
+    /// The position in `rewritten` up to which the reader has read.
+    read_offset: usize,
+    /// The inner stream has ended.
     ended: bool,
 }
 
-impl<S> Lenient<S> {
-    pub(crate) fn new(inner: S) -> Lenient<S> {
-        Lenient { inner, rewriter: Rewriter::default(), ready: Vec::new(), given: 0, ended: false }
+impl<S> AuthorityFixStream<S> {
+    pub(crate) fn new(inner: S) -> AuthorityFixStream<S> {
+        AuthorityFixStream {
+            inner,
+            rewriter: FrameRewriter::default(),
+            rewritten: Vec::new(),
+            read_offset: 0,
+            ended: false,
+        }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Lenient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for AuthorityFixStream<S> {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         loop {
-            if this.given < this.ready.len() {
-                let length = out.remaining().min(this.ready.len() - this.given);
-                out.put_slice(&this.ready[this.given..this.given + length]);
-                this.given += length;
+            if this.read_offset < this.rewritten.len() {
+                let length = out.remaining().min(this.rewritten.len() - this.read_offset);
+                out.put_slice(&this.rewritten[this.read_offset..this.read_offset + length]);
+                this.read_offset += length;
                 return Poll::Ready(Ok(()));
             }
             if this.ended {
                 return Poll::Ready(Ok(()));
             }
-            this.ready.clear();
-            this.given = 0;
+            this.rewritten.clear();
+            this.read_offset = 0;
             let mut bytes = [0; 8192];
             let mut read = ReadBuf::new(&mut bytes);
             ready!(Pin::new(&mut this.inner).poll_read(context, &mut read))?;
             if read.filled().is_empty() {
                 this.ended = true;
-                this.ready.append(&mut this.rewriter.held);
+                this.rewritten.append(&mut this.rewriter.incomplete);
             } else {
-                this.rewriter.feed(read.filled(), &mut this.ready);
+                this.rewriter.rewrite(read.filled(), &mut this.rewritten);
             }
         }
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Lenient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for AuthorityFixStream<S> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.get_mut().inner).poll_write(context, bytes)
     }
@@ -95,7 +118,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Lenient<S> {
     }
 }
 
-impl<S: Connected> Connected for Lenient<S> {
+impl<S: Connected> Connected for AuthorityFixStream<S> {
     type ConnectInfo = S::ConnectInfo;
 
     fn connect_info(&self) -> S::ConnectInfo {
@@ -104,73 +127,75 @@ impl<S: Connected> Connected for Lenient<S> {
 }
 
 #[derive(Default)]
-struct Rewriter {
-    place: Place,
-    /// Bytes that wait for the rest of their frame.
-    held: Vec<u8>,
+struct FrameRewriter {
+    position: ParsePosition,
+    /// The beginning of a frame whose rest has not arrived yet.
+    incomplete: Vec<u8>,
 }
 
 #[derive(Default)]
-enum Place {
+enum ParsePosition {
     #[default]
     Preface,
-    /// Before a frame.
-    Frame,
-    /// In a frame of no interest.
-    Inside(usize),
-    /// Not HTTP/2, and not ours to judge.
-    Elsewhere,
+    /// At the header of a frame.
+    FrameStart,
+    /// Inside a frame that passes unchanged, with this many bytes left.
+    InPayload(usize),
+    /// The connection is not HTTP/2: everything passes unchanged.
+    NotHttp2,
 }
 
-impl Rewriter {
-    fn feed(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
-        let mut held = std::mem::take(&mut self.held);
-        held.extend_from_slice(bytes);
+impl FrameRewriter {
+    fn rewrite(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
+        let mut incomplete = std::mem::take(&mut self.incomplete);
+        incomplete.extend_from_slice(bytes);
         let mut at = 0;
-        while let Some(length) = self.step(&held[at..], out) {
+        while let Some(length) = self.step(&incomplete[at..], out) {
             at += length;
         }
-        held.drain(..at);
-        self.held = held;
+        incomplete.drain(..at);
+        self.incomplete = incomplete;
     }
 
-    /// Takes the next piece from the start of `bytes` if it is complete, and says how long it was.
+    /// Processes the next element at the start of `bytes` and returns its length; `None` if it is incomplete.
     fn step(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Option<usize> {
-        let length = match self.place {
+        let length = match self.position {
             _ if bytes.is_empty() => return None,
-            Place::Preface if PREFACE.starts_with(&bytes[..bytes.len().min(PREFACE.len())]) => {
+            ParsePosition::Preface if PREFACE.starts_with(&bytes[..bytes.len().min(PREFACE.len())]) => {
                 if bytes.len() < PREFACE.len() {
                     return None;
                 }
-                self.place = Place::Frame;
+                self.position = ParsePosition::FrameStart;
                 PREFACE.len()
             }
-            Place::Preface | Place::Elsewhere => {
-                self.place = Place::Elsewhere;
+            ParsePosition::Preface | ParsePosition::NotHttp2 => {
+                self.position = ParsePosition::NotHttp2;
                 bytes.len()
             }
-            Place::Inside(left) => {
+            ParsePosition::InPayload(left) => {
                 let length = left.min(bytes.len());
-                self.place = if length == left { Place::Frame } else { Place::Inside(left - length) };
+                self.position =
+                    if length == left { ParsePosition::FrameStart } else { ParsePosition::InPayload(left - length) };
                 length
             }
-            Place::Frame => {
-                let header = bytes.get(..FRAME_HEADER)?;
+            ParsePosition::FrameStart => {
+                let header = bytes.get(..FRAME_HEADER_BYTES)?;
                 let length = usize::from(header[0]) << 16 | usize::from(header[1]) << 8 | usize::from(header[2]);
                 let (kind, flags) = (header[3], header[4]);
-                if kind == HEADERS && flags & END_HEADERS != 0 && length <= MOST_HEADERS {
-                    let payload = bytes.get(FRAME_HEADER..FRAME_HEADER + length)?;
-                    if let Some(new) = rewrite(payload, flags) {
+                if kind == HEADERS && flags & END_HEADERS != 0 && length <= MAX_HEADER_BLOCK_BYTES {
+                    let payload = bytes.get(FRAME_HEADER_BYTES..FRAME_HEADER_BYTES + length)?;
+                    if let Some(new) = rewrite_headers(payload, flags) {
                         out.extend_from_slice(&(new.len() as u32).to_be_bytes()[1..]);
                         out.extend_from_slice(&[kind, flags & !PADDED]);
                         out.extend_from_slice(&header[5..]);
                         out.extend_from_slice(&new);
-                        return Some(FRAME_HEADER + length);
+                        return Some(FRAME_HEADER_BYTES + length);
                     }
-                    FRAME_HEADER + length
+                    FRAME_HEADER_BYTES + length
                 } else {
-                    self.place = if length == 0 { Place::Frame } else { Place::Inside(length) };
-                    FRAME_HEADER
+                    self.position =
+                        if length == 0 { ParsePosition::FrameStart } else { ParsePosition::InPayload(length) };
+                    FRAME_HEADER_BYTES
                 }
             }
         };
@@ -179,8 +204,8 @@ impl Rewriter {
     }
 }
 
-/// The payload of a HEADERS frame with another authority and without padding; nothing if it can stay as it is.
-fn rewrite(payload: &[u8], flags: u8) -> Option<Vec<u8>> {
+/// Returns the payload of a HEADERS frame with another authority and without padding; `None` if it need not change.
+fn rewrite_headers(payload: &[u8], flags: u8) -> Option<Vec<u8>> {
     let mut block = payload;
     if flags & PADDED != 0 {
         let (padding, rest) = block.split_first()?;
@@ -191,9 +216,10 @@ fn rewrite(payload: &[u8], flags: u8) -> Option<Vec<u8>> {
     Some([priority, &changed].concat())
 }
 
+/// Returns the header block with another authority; `None` if the authority is valid or the block cannot be parsed.
 fn replace_authority(block: &[u8]) -> Option<Vec<u8>> {
     let mut out = Vec::new();
-    let (mut at, mut copied) = (0, 0);
+    let (mut at, mut copied_to) = (0, 0);
     while let Some(first) = block.get(at) {
         let index = match first {
             0x80.. => {
@@ -208,7 +234,7 @@ fn replace_authority(block: &[u8]) -> Option<Vec<u8>> {
             _ => integer(block, at, 4)?,
         };
         at = index.1;
-        let mut is_authority = index.0 == AUTHORITY;
+        let mut is_authority = index.0 == AUTHORITY_INDEX;
         if index.0 == 0 {
             let (name, end) = string(block, at)?;
             is_authority = name.decode()? == b":authority";
@@ -216,47 +242,47 @@ fn replace_authority(block: &[u8]) -> Option<Vec<u8>> {
         }
         let (value, end) = string(block, at)?;
         if is_authority {
-            let text = value.decode()?;
-            if !text.is_empty() && http::uri::Authority::try_from(text.as_slice()).is_err() {
-                out.extend_from_slice(&block[copied..at]);
-                write_length(text.len(), &mut out);
-                out.resize(out.len() + text.len(), b'x');
-                copied = end;
+            let authority = value.decode()?;
+            if !authority.is_empty() && http::uri::Authority::try_from(authority.as_slice()).is_err() {
+                out.extend_from_slice(&block[copied_to..at]);
+                write_length(authority.len(), &mut out);
+                out.resize(out.len() + authority.len(), b'x');
+                copied_to = end;
             }
         }
         at = end;
     }
-    if copied == 0 {
+    if copied_to == 0 {
         return None;
     }
-    out.extend_from_slice(&block[copied..]);
+    out.extend_from_slice(&block[copied_to..]);
     Some(out)
 }
 
-struct Text<'a> {
+struct HpackString<'a> {
     huffman: bool,
     bytes: &'a [u8],
 }
 
-impl Text<'_> {
+impl HpackString<'_> {
     fn decode(&self) -> Option<Vec<u8>> {
         if self.huffman { huffman::decode(self.bytes) } else { Some(self.bytes.to_vec()) }
     }
 }
 
-/// A string at `at`, and where it ends.
-fn string(block: &[u8], at: usize) -> Option<(Text<'_>, usize)> {
+/// Returns the string at `at`, and the position of its end.
+fn string(block: &[u8], at: usize) -> Option<(HpackString<'_>, usize)> {
     let huffman = block.get(at)? & 0x80 != 0;
     let (length, start) = integer(block, at, 7)?;
     let end = start.checked_add(usize::try_from(length).ok()?)?;
-    Some((Text { huffman, bytes: block.get(start..end)? }, end))
+    Some((HpackString { huffman, bytes: block.get(start..end)? }, end))
 }
 
-/// An integer that begins in the low `bits` bits at `at`, and where it ends.
+/// Returns the integer that begins in the low `bits` bits at `at` (RFC 7541, section 5.1), and the position of its end.
 fn integer(block: &[u8], at: usize, bits: u32) -> Option<(u64, usize)> {
-    let most = (1u64 << bits) - 1;
-    let mut value = u64::from(*block.get(at)?) & most;
-    if value < most {
+    let max_prefix = (1u64 << bits) - 1;
+    let mut value = u64::from(*block.get(at)?) & max_prefix;
+    if value < max_prefix {
         return Some((value, at + 1));
     }
     for (step, byte) in block.get(at + 1..)?.iter().enumerate().take(5) {
@@ -268,6 +294,7 @@ fn integer(block: &[u8], at: usize, bits: u32) -> Option<(u64, usize)> {
     None
 }
 
+/// Writes the length of a string that is not Huffman-coded.
 fn write_length(length: usize, out: &mut Vec<u8>) {
     let Some(mut rest) = length.checked_sub(127) else {
         out.push(length as u8);
@@ -285,18 +312,18 @@ fn write_length(length: usize, out: &mut Vec<u8>) {
 mod tests {
     use super::*;
 
-    fn literal(first: u8, value: &[u8], coded: bool) -> Vec<u8> {
+    fn literal(first: u8, value: &[u8], huffman_coded: bool) -> Vec<u8> {
         let mut out = vec![first];
-        let bytes = if coded { huffman::encode(value) } else { value.to_vec() };
+        let bytes = if huffman_coded { huffman::encode(value) } else { value.to_vec() };
         let at = out.len();
         write_length(bytes.len(), &mut out);
-        out[at] |= if coded { 0x80 } else { 0 };
+        out[at] |= if huffman_coded { 0x80 } else { 0 };
         out.extend(bytes);
         out
     }
 
     #[test]
-    fn only_an_authority_that_http_refuses_is_replaced_and_by_one_as_long() {
+    fn an_invalid_authority_is_replaced_by_one_of_the_same_length() {
         for (value, replaced) in [
             ("/csi/csi.sock", true),
             ("%2Fcsi%2Fcsi.sock", true),
@@ -305,32 +332,33 @@ mod tests {
             ("127.0.0.1:9000", false),
             ("", false),
         ] {
-            // With indexing, without, and never; plain and coded.
+            // With, without, and never indexed; plain and Huffman-coded.
             for first in [0x41, 0x01, 0x11] {
-                for coded in [false, true] {
+                for huffman_coded in [false, true] {
                     let block =
-                        [vec![0x83, 0x86], literal(first, value.as_bytes(), coded), vec![0x3f, 0x01, 0xbe]].concat();
+                        [vec![0x83, 0x86], literal(first, value.as_bytes(), huffman_coded), vec![0x3f, 0x01, 0xbe]]
+                            .concat();
                     let want = [
                         vec![0x83, 0x86],
                         literal(first, "x".repeat(value.len()).as_bytes(), false),
                         vec![0x3f, 0x01, 0xbe],
                     ];
                     let changed = replace_authority(&block);
-                    assert_eq!(changed, replaced.then(|| want.concat()), "{value} {first:#x} {coded}");
+                    assert_eq!(changed, replaced.then(|| want.concat()), "{value} {first:#x} {huffman_coded}");
                 }
             }
         }
         let other = [vec![0x44], vec![4], b"/a/b".to_vec()].concat();
         assert_eq!(replace_authority(&other), None, "a path is not an authority");
         let named = [literal(0x40, b":authority", true), literal(0, b"/a", false)[1..].to_vec()].concat();
-        assert!(replace_authority(&named).is_some(), "by its name");
+        assert!(replace_authority(&named).is_some(), "the name may be a literal too");
         let long = "/x".repeat(200);
         let block = literal(0x41, long.as_bytes(), false);
         assert_eq!(replace_authority(&block).unwrap().len(), block.len());
     }
 
     #[test]
-    fn whatever_the_pieces_all_else_passes_unchanged() {
+    fn all_other_bytes_pass_unchanged_in_pieces_of_any_size() {
         let frame = |kind: u8, flags: u8, payload: &[u8]| {
             let mut out = (payload.len() as u32).to_be_bytes()[1..].to_vec();
             out.extend([kind, flags, 0, 0, 0, 1]);
@@ -358,12 +386,12 @@ mod tests {
         .concat();
         let input = input.concat();
         for size in [1, 2, 7, 64, input.len()] {
-            let (mut rewriter, mut out) = (Rewriter::default(), Vec::new());
-            input.chunks(size).for_each(|piece| rewriter.feed(piece, &mut out));
+            let (mut rewriter, mut out) = (FrameRewriter::default(), Vec::new());
+            input.chunks(size).for_each(|piece| rewriter.rewrite(piece, &mut out));
             assert_eq!(out, want, "in pieces of {size}");
         }
-        let (mut rewriter, mut out) = (Rewriter::default(), Vec::new());
-        rewriter.feed(b"GET / HTTP/1.1\r\n", &mut out);
+        let (mut rewriter, mut out) = (FrameRewriter::default(), Vec::new());
+        rewriter.rewrite(b"GET / HTTP/1.1\r\n", &mut out);
         assert_eq!(out, b"GET / HTTP/1.1\r\n");
     }
 }

@@ -1,6 +1,6 @@
-//! One RPC: a lazy connection, a deadline, a trace event, a metric, and an error that knows its class.
+//! Sends one RPC: connects if necessary, applies the deadline, records a trace event and a metric, and classifies errors.
 //!
-//! Requests are never logged here: they carry secrets and driver-private context.
+//! It must not log requests: they contain secrets and private data of the driver.
 use std::{
     error::Error as _,
     fmt,
@@ -19,10 +19,10 @@ use tracing::{Instrument, debug, debug_span};
 
 use crate::{
     Endpoint, metrics,
-    policy::{self, Class},
+    policy::{self, ErrorClass},
 };
 
-/// A call that did not return OK. Displays as Go's gRPC errors do: users and tests search for that form.
+/// A call that did not return OK. Its text has the form of Go's gRPC errors, which users and tests search for.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("rpc error: code = {} desc = {message}", code_name(*.code))]
 pub struct CallError {
@@ -36,17 +36,17 @@ impl CallError {
         self.code
     }
 
-    pub fn class(&self) -> Class {
+    pub fn class(&self) -> ErrorClass {
         policy::classify(self.method, self.code)
     }
 
-    /// See [`policy::infeasible`].
-    pub fn infeasible(&self) -> bool {
-        policy::infeasible(self.method, self.code)
+    /// See [`policy::is_infeasible`].
+    pub fn is_infeasible(&self) -> bool {
+        policy::is_infeasible(self.method, self.code)
     }
 }
 
-/// Shared by the clones of a client: one connection, opened at first use and reopened after it broke.
+/// One connection, opened at the first call and again after it broke. Clones share it.
 #[derive(Clone)]
 pub(crate) struct Transport {
     endpoint: Endpoint,
@@ -88,11 +88,12 @@ impl Transport {
     {
         let mut request = Request::new(message);
         request.set_timeout(self.deadline);
-        self.exchange(method, request, send).await
+        self.send_request(method, request, send).await
     }
 
-    /// A call whose answer comes in pieces: the deadline is for the first of them, so the driver is not told of it.
-    pub(crate) async fn open<Q, A, F>(
+    /// Sends a call with a stream of responses. The deadline applies to the start of the stream only, so it is not sent
+    /// to the driver, which would apply it to the whole stream.
+    pub(crate) async fn call_streaming<Q, A, F>(
         &self,
         method: &'static str,
         message: Q,
@@ -101,10 +102,10 @@ impl Transport {
     where
         F: Future<Output = Result<Response<A>, Status>>,
     {
-        self.exchange(method, Request::new(message), send).await
+        self.send_request(method, Request::new(message), send).await
     }
 
-    async fn exchange<Q, A, F>(
+    async fn send_request<Q, A, F>(
         &self,
         method: &'static str,
         request: Request<Q>,
@@ -116,11 +117,11 @@ impl Transport {
         let span = debug_span!("csi", method, endpoint = %self.endpoint);
         async {
             let started = Instant::now();
-            let answer = tokio::time::timeout(self.deadline, send(self.channel(), request)).await;
+            let response = tokio::time::timeout(self.deadline, send(self.channel(), request)).await;
             let duration = started.elapsed();
-            let result = match answer {
+            let result = match response {
                 Ok(Ok(response)) => Ok(response.into_inner()),
-                Ok(Err(status)) => Err(interpret(method, &status, duration >= self.deadline)),
+                Ok(Err(status)) => Err(call_error(method, &status, duration >= self.deadline)),
                 Err(_) => Err(CallError {
                     method,
                     code: Code::DeadlineExceeded,
@@ -129,7 +130,7 @@ impl Transport {
             };
             let code = code_name(result.as_ref().err().map_or(Code::Ok, CallError::code));
             metrics::observe(method, code, duration);
-            debug!(code, duration_us = duration.as_micros() as u64, "call ended");
+            debug!(code, duration_us = duration.as_micros() as u64, "CSI call finished");
             result
         }
         .instrument(span)
@@ -137,7 +138,7 @@ impl Transport {
     }
 
     fn channel(&self) -> Channel {
-        // The authority every driver accepts, whatever the socket's path.
+        // Every driver accepts this authority. See `authority.rs` for what a socket path would cause here.
         let target = tonic::transport::Endpoint::from_static("http://localhost");
         let connect = || match self.endpoint.clone() {
             Endpoint::Unix(path) => target.connect_with_connector_lazy(tower::service_fn(move |_| {
@@ -157,17 +158,21 @@ impl Transport {
     }
 }
 
-/// A status that the transport made up has a source; one that the driver sent has none.
-pub(crate) fn interpret(method: &'static str, status: &Status, late: bool) -> CallError {
+/// A status that tonic created for a transport error has a source; a status that the driver sent has none.
+/// `deadline_passed`: a cancelled call then counts as DEADLINE_EXCEEDED.
+pub(crate) fn call_error(method: &'static str, status: &Status, deadline_passed: bool) -> CallError {
     let (code, message) = match status.source() {
-        _ if late && status.code() == Code::Cancelled => (Code::DeadlineExceeded, status.message().to_owned()),
-        Some(source) => (Code::Unavailable, innermost(source)),
+        _ if deadline_passed && status.code() == Code::Cancelled => {
+            (Code::DeadlineExceeded, status.message().to_owned())
+        }
+        Some(source) => (Code::Unavailable, connection_error(source)),
         None => (status.code(), status.message().to_owned()),
     };
     CallError { method, code, message }
 }
 
-fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
+/// The message of the innermost cause: the outer ones say only that the transport failed.
+fn connection_error(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(inner) = next {
@@ -177,7 +182,7 @@ fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
     format!("connection error: {text}")
 }
 
-/// The names that Go prints.
+/// The name of the code in Go.
 fn code_name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",

@@ -1,4 +1,4 @@
-//! A driver as seen by whoever calls it: one method per RPC. Decides nothing; retries belong to the caller.
+//! The client of a driver: one method per RPC. It does not retry and makes no decisions.
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -9,10 +9,11 @@ use crate::{
     v1,
 };
 
-/// What the sidecars grant a call unless told otherwise.
-const DEADLINE: Duration = Duration::from_secs(15);
+/// The default of the Kubernetes sidecars.
+const DEFAULT_DEADLINE: Duration = Duration::from_secs(15);
 
-/// Cheap to clone; the clones share one connection. Connects at the first call and again after the driver restarted.
+/// Cheap to clone; clones share one connection. It connects at the first call, and reconnects after the driver has
+/// restarted.
 #[derive(Clone, Debug)]
 pub struct Client {
     transport: Transport,
@@ -20,10 +21,10 @@ pub struct Client {
 
 impl Client {
     pub fn new(endpoint: Endpoint) -> Client {
-        Client { transport: Transport::new(endpoint, DEADLINE) }
+        Client { transport: Transport::new(endpoint, DEFAULT_DEADLINE) }
     }
 
-    /// The deadline of every call made through the returned client.
+    /// Sets the deadline of every call through the returned client.
     pub fn with_deadline(self, deadline: Duration) -> Client {
         Client { transport: self.transport.with_deadline(deadline) }
     }
@@ -66,15 +67,15 @@ impl Client {
         self.send_node_get_info(v1::NodeGetInfoRequest {}).await
     }
 
-    /// Returns when the driver says it is ready, or with the last refusal once `within` has passed.
-    pub async fn wait_ready(&self, within: Duration) -> Result<(), CallError> {
-        let until = Instant::now() + within;
+    /// Repeats Probe until the driver is ready. Returns the last error after `timeout`.
+    pub async fn wait_ready(&self, timeout: Duration) -> Result<(), CallError> {
+        let until = Instant::now() + timeout;
         let mut pause = Duration::from_millis(2);
         loop {
             let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
             let probe = self.clone().with_deadline(left.min(self.transport.deadline())).probe().await;
-            let refusal = match probe {
-                // The spec reads an absent answer as yes.
+            let error = match probe {
+                // By the specification, an absent `ready` means ready.
                 Ok(response) if response.ready.unwrap_or(true) => return Ok(()),
                 Ok(_) => CallError {
                     method: "Probe",
@@ -84,7 +85,7 @@ impl Client {
                 Err(error) => error,
             };
             if Instant::now() + pause >= until {
-                return Err(refusal);
+                return Err(error);
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(Duration::from_millis(100));
@@ -100,7 +101,7 @@ macro_rules! calls {
                     let send = |channel, request| async move {
                         calls!(@send v1::$module::$service::new(channel), request, $function $($rpc)?)
                     };
-                    // Boxed: the generated futures are large, and callers hold many of them.
+                    // Boxed because the generated futures are large and callers hold many of them.
                     Box::pin(self.transport.call(stringify!($method), request, send)).await
                 }
             )*)*

@@ -1,4 +1,4 @@
-//! Where a driver listens. Parsing only: nothing here touches the file system or the network.
+//! The address of a driver. Parsing only: it must not access the file system or the network.
 use std::{
     fmt,
     path::{Path, PathBuf},
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parses_what_drivers_and_operators_write() {
+    fn parses_the_forms_that_drivers_and_administrators_use() {
         let unix = |path: &str| Ok(Endpoint::unix(path));
         let tcp = |address: &str| Ok(Endpoint::Tcp(address.to_owned()));
         for (text, want) in [

@@ -1,8 +1,8 @@
-//! HPACK's Huffman code, decoding only. The code is canonical, so the length of each symbol's code says all of it.
+//! Decodes HPACK's Huffman code. The code is canonical: the lengths of the codes determine the codes.
 
-/// Bits of the code of each byte (RFC 7541, appendix B).
+/// The length in bits of each byte's code (RFC 7541, appendix B).
 #[rustfmt::skip]
-const LENGTHS: [u8; 256] = [
+const CODE_BITS: [u8; 256] = [
     13, 23, 28, 28, 28, 28, 28, 28, 28, 24, 30, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 28,
     6, 10, 10, 12, 13, 6, 8, 11, 10, 10, 8, 11, 8, 6, 6, 6, 5, 5, 5, 6, 6, 6, 6, 6, 6, 6, 7, 8, 15, 6, 12, 10,
     13, 6, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 8, 7, 8, 13, 19, 13, 14, 6,
@@ -13,10 +13,10 @@ const LENGTHS: [u8; 256] = [
     20, 24, 20, 21, 22, 21, 21, 23, 22, 22, 25, 25, 24, 24, 26, 23, 26, 27, 26, 26, 27, 27, 27, 27, 27, 28, 27, 27, 27, 27, 27, 26,
 ];
 
-/// The longest code; the padding at the end of a string is shorter than a byte.
-const LONGEST: u8 = 30;
+/// The length of the longest code.
+const MAX_CODE_BITS: u8 = 30;
 
-/// Nothing if it is not a valid string.
+/// Returns `None` if `coded` is not a valid string.
 pub(crate) fn decode(coded: &[u8]) -> Option<Vec<u8>> {
     let mut decoded = Vec::with_capacity(coded.len() * 2);
     let (mut code, mut length) = (0u32, 0u8);
@@ -26,23 +26,23 @@ pub(crate) fn decode(coded: &[u8]) -> Option<Vec<u8>> {
         if let Some(symbol) = symbol(code, length) {
             decoded.push(symbol);
             (code, length) = (0, 0);
-        } else if length > LONGEST {
+        } else if length > MAX_CODE_BITS {
             return None;
         }
     }
-    // What is left is the start of the end-of-string code: ones.
+    // The padding is a prefix of the end-of-string code: at most seven ones.
     (length < 8 && code == (1 << length) - 1).then_some(decoded)
 }
 
-/// Codes of one length are consecutive, in the order of their symbols, and follow those of the length before.
+/// The codes of one length are consecutive, in the order of their symbols, and follow the codes of the next shorter length.
 fn symbol(code: u32, length: u8) -> Option<u8> {
     let mut first = 0u32;
     for shorter in 1..length {
-        let count = LENGTHS.iter().filter(|bits| **bits == shorter).count() as u32;
+        let count = CODE_BITS.iter().filter(|bits| **bits == shorter).count() as u32;
         first = (first + count) << 1;
     }
     let index = code.checked_sub(first)? as usize;
-    let mut of_length = (0..=255u8).filter(|symbol| LENGTHS[usize::from(*symbol)] == length);
+    let mut of_length = (0..=255u8).filter(|symbol| CODE_BITS[usize::from(*symbol)] == length);
     of_length.nth(index)
 }
 
@@ -50,7 +50,7 @@ fn symbol(code: u32, length: u8) -> Option<u8> {
 pub(crate) fn encode(text: &[u8]) -> Vec<u8> {
     let mut bits = Vec::new();
     for byte in text {
-        let length = LENGTHS[usize::from(*byte)];
+        let length = CODE_BITS[usize::from(*byte)];
         let code = (0u32..1 << length).find(|code| symbol(*code, length) == Some(*byte)).unwrap();
         bits.extend((0..length).rev().map(|at| code >> at & 1));
     }

@@ -1,23 +1,22 @@
-//! The CSI and kubelet registration contracts: messages, client, server set-up, and what each gRPC code means.
+//! CSI and kubelet plugin registration: the messages, a client, the set-up of a server, and the classes of gRPC errors.
 //!
-//! Knows nothing of Kubernetes objects, mounts or disks. Whoever calls a driver goes through [`Client`]; whoever is a
-//! driver goes through [`server`].
+//! Does not know Kubernetes objects, mounts or disks. Callers of drivers use [`Client`]; drivers use [`server`].
 
 mod authority;
 mod call;
 mod client;
 mod endpoint;
 mod huffman;
-mod inflight;
+mod in_flight;
 pub mod metrics;
 mod policy;
 mod redact;
-mod register;
+mod registration_client;
 pub mod server;
 mod stream;
 pub mod validate;
 
-/// CSI v1, generated. Messages with secrets print only the secrets' keys.
+/// CSI v1, generated. The `Debug` output of a message shows only the keys of its secrets.
 #[allow(clippy::all, unreachable_pub)]
 pub mod v1 {
     tonic::include_proto!("csi.v1");
@@ -29,15 +28,15 @@ pub mod v1 {
 pub mod registration {
     tonic::include_proto!("pluginregistration");
 
-    /// The `type` a CSI driver announces.
+    /// The `type` in the [`PluginInfo`] of a CSI driver.
     pub const CSI_PLUGIN: &str = "CSIPlugin";
 }
 
 pub use call::CallError;
 pub use client::Client;
 pub use endpoint::{Endpoint, EndpointError};
-pub use inflight::{InFlight, InFlightGuard};
-pub use policy::{Class, classify, infeasible};
-pub use register::RegistrationClient;
-pub use stream::Messages;
+pub use in_flight::{InFlight, InFlightGuard};
+pub use policy::{ErrorClass, classify, is_infeasible};
+pub use registration_client::RegistrationClient;
+pub use stream::MessageStream;
 pub use tonic::{Code, Status};

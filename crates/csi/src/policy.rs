@@ -1,35 +1,36 @@
-//! What a gRPC code from a driver means for the caller: one table of code × kind of method. Pure.
+//! Classifies the gRPC codes of drivers: one table of code × kind of method. Pure.
 //!
-//! "Final" never means "give up": the caller still retries with backoff, but it may change its inputs or forget the
-//! request, because nothing of it runs or remains in the driver.
+//! "Final" does not mean "give up": the caller still retries with backoff. But it may change or drop the request, because
+//! the driver neither runs it nor has kept anything of it.
 use tonic::Code;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Class {
-    /// Nothing is running in the driver and nothing was left behind.
+pub enum ErrorClass {
+    /// The call does not run in the driver any more and had no effect.
     Final,
-    /// Repeat the same call; nothing is known to be running.
+    /// The caller repeats the same call. An earlier effect, if any, is unchanged.
     Transient,
-    /// The call may be running, or may have taken effect: repeat it unchanged or undo it, never forget it.
+    /// The call may still run or may have taken effect. The caller must repeat it unchanged or undo it, and must not
+    /// drop it.
     Uncertain,
 }
 
-/// Methods that react alike to a code.
+/// Methods for which a code has the same meaning.
 #[derive(Clone, Copy)]
-enum Kind {
-    /// CreateVolume: exhausted resources here are a reason to choose another node.
+enum MethodKind {
+    /// CreateVolume. RESOURCE_EXHAUSTED is final: the scheduler then chooses another node.
     Create,
-    /// Makes or changes something beside the volume's existence.
+    /// Creates a snapshot, or changes or mounts an existing volume.
     Change,
-    /// Always repeated until it succeeds: attach, detach and everything that takes away.
-    Persist,
-    /// Reads only, so no outcome is ever in doubt.
+    /// Always repeated until it succeeds: attach, and every call that removes something.
+    RetryUntilSuccess,
+    /// Only reads, so its outcome is never uncertain.
     Query,
 }
 
 /// `method` is the bare RPC name, for example `CreateVolume`.
-pub fn classify(method: &str, code: Code) -> Class {
-    use Class::{Final, Transient, Uncertain};
+pub fn classify(method: &str, code: Code) -> ErrorClass {
+    use ErrorClass::{Final, Transient, Uncertain};
     let [create, change, persist, query] = match code {
         Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable | Code::Aborted => {
             [Uncertain, Uncertain, Uncertain, Transient]
@@ -40,19 +41,19 @@ pub fn classify(method: &str, code: Code) -> Class {
         }
         Code::Unimplemented | Code::PermissionDenied | Code::Unauthenticated => [Final, Final, Transient, Final],
         Code::Internal | Code::Unknown | Code::DataLoss => [Final, Final, Transient, Transient],
-        // Not an error; a driver that puts it in one has said nothing about what happened.
+        // A driver that sends OK as an error has not said what happened.
         Code::Ok => [Uncertain, Uncertain, Uncertain, Transient],
     };
-    match kind(method) {
-        Kind::Create => create,
-        Kind::Change => change,
-        Kind::Persist => persist,
-        Kind::Query => query,
+    match method_kind(method) {
+        MethodKind::Create => create,
+        MethodKind::Change => change,
+        MethodKind::RetryUntilSuccess => persist,
+        MethodKind::Query => query,
     }
 }
 
-/// Whether repeating with the same size or parameters can never succeed, so that the user has to ask for something else.
-pub fn infeasible(method: &str, code: Code) -> bool {
+/// Whether the call can never succeed with the same size or parameters, so that the user must request something else.
+pub fn is_infeasible(method: &str, code: Code) -> bool {
     match method {
         "ControllerExpandVolume" | "NodeExpandVolume" => {
             matches!(code, Code::InvalidArgument | Code::NotFound | Code::OutOfRange)
@@ -62,9 +63,9 @@ pub fn infeasible(method: &str, code: Code) -> bool {
     }
 }
 
-fn kind(method: &str) -> Kind {
+fn method_kind(method: &str) -> MethodKind {
     match method {
-        "CreateVolume" => Kind::Create,
+        "CreateVolume" => MethodKind::Create,
         "ControllerExpandVolume"
         | "ControllerModifyVolume"
         | "CreateSnapshot"
@@ -72,14 +73,14 @@ fn kind(method: &str) -> Kind {
         | "NodeStageVolume"
         | "NodePublishVolume"
         | "NodeExpandVolume"
-        | "NotifyRegistrationStatus" => Kind::Change,
+        | "NotifyRegistrationStatus" => MethodKind::Change,
         "DeleteVolume"
         | "ControllerPublishVolume"
         | "ControllerUnpublishVolume"
         | "DeleteSnapshot"
         | "DeleteVolumeGroupSnapshot"
         | "NodeUnstageVolume"
-        | "NodeUnpublishVolume" => Kind::Persist,
+        | "NodeUnpublishVolume" => MethodKind::RetryUntilSuccess,
         "GetPluginInfo"
         | "GetPluginCapabilities"
         | "Probe"
@@ -101,18 +102,18 @@ fn kind(method: &str) -> Kind {
         | "NodeGetInfo"
         | "NodeGetVolumeHealth"
         | "NodeGetStorageHealth"
-        | "GetInfo" => Kind::Query,
-        // A method of a later spec: assume it changes something.
-        _ => Kind::Change,
+        | "GetInfo" => MethodKind::Query,
+        // A method of a later version of the specification: assume that it changes something.
+        _ => MethodKind::Change,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Class::*, *};
+    use super::{ErrorClass::*, *};
 
     #[test]
-    fn each_code_means_what_the_control_plane_reads_into_it() {
+    fn codes_are_classified_as_the_sidecars_do() {
         let methods = [
             "CreateVolume",
             "DeleteVolume",
@@ -122,25 +123,25 @@ mod tests {
             "ControllerModifyVolume",
             "CreateSnapshot",
         ];
-        let in_doubt = [Uncertain; 7];
-        let settled = [Final, Transient, Transient, Transient, Final, Final, Final];
+        let uncertain = [Uncertain; 7];
+        let refused = [Final, Transient, Transient, Transient, Final, Final, Final];
         for (code, want) in [
-            (Code::Cancelled, in_doubt),
-            (Code::DeadlineExceeded, in_doubt),
-            (Code::Unavailable, in_doubt),
-            (Code::Aborted, in_doubt),
+            (Code::Cancelled, uncertain),
+            (Code::DeadlineExceeded, uncertain),
+            (Code::Unavailable, uncertain),
+            (Code::Aborted, uncertain),
             (Code::ResourceExhausted, [Final, Transient, Transient, Transient, Uncertain, Uncertain, Uncertain]),
-            (Code::InvalidArgument, settled),
-            (Code::NotFound, settled),
-            (Code::OutOfRange, settled),
-            (Code::FailedPrecondition, settled),
-            (Code::AlreadyExists, settled),
-            (Code::Internal, settled),
-            (Code::Unknown, settled),
-            (Code::Unimplemented, settled),
-            (Code::PermissionDenied, settled),
-            (Code::Unauthenticated, settled),
-            (Code::DataLoss, settled),
+            (Code::InvalidArgument, refused),
+            (Code::NotFound, refused),
+            (Code::OutOfRange, refused),
+            (Code::FailedPrecondition, refused),
+            (Code::AlreadyExists, refused),
+            (Code::Internal, refused),
+            (Code::Unknown, refused),
+            (Code::Unimplemented, refused),
+            (Code::PermissionDenied, refused),
+            (Code::Unauthenticated, refused),
+            (Code::DataLoss, refused),
         ] {
             for (method, want) in methods.into_iter().zip(want) {
                 assert_eq!(classify(method, code), want, "{method} {code:?}");
@@ -149,10 +150,10 @@ mod tests {
     }
 
     #[test]
-    fn the_node_treats_five_codes_as_unfinished() {
+    fn five_codes_of_node_calls_are_uncertain() {
         for method in ["NodeStageVolume", "NodePublishVolume", "NodeExpandVolume"] {
             for code in (0..=16).map(Code::from_i32).filter(|code| *code != Code::Ok) {
-                let unfinished = matches!(
+                let want_uncertain = matches!(
                     code,
                     Code::Cancelled
                         | Code::DeadlineExceeded
@@ -160,13 +161,13 @@ mod tests {
                         | Code::ResourceExhausted
                         | Code::Aborted
                 );
-                assert_eq!(classify(method, code) == Uncertain, unfinished, "{method} {code:?}");
+                assert_eq!(classify(method, code) == Uncertain, want_uncertain, "{method} {code:?}");
             }
         }
     }
 
     #[test]
-    fn reading_is_never_uncertain_and_taking_away_is_never_final() {
+    fn queries_are_never_uncertain_and_removals_are_never_final() {
         for code in (0..=16).map(Code::from_i32) {
             for method in ["Probe", "ListVolumes", "NodeGetInfo", "GetSnapshot"] {
                 assert_ne!(classify(method, code), Uncertain, "{method} {code:?}");
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn only_requests_that_cannot_fit_are_infeasible() {
+    fn only_some_codes_of_expand_and_modify_are_infeasible() {
         for (method, code, want) in [
             ("ControllerExpandVolume", Code::OutOfRange, true),
             ("ControllerExpandVolume", Code::InvalidArgument, true),
@@ -189,7 +190,7 @@ mod tests {
             ("ControllerModifyVolume", Code::OutOfRange, false),
             ("CreateVolume", Code::OutOfRange, false),
         ] {
-            assert_eq!(infeasible(method, code), want, "{method} {code:?}");
+            assert_eq!(is_infeasible(method, code), want, "{method} {code:?}");
         }
     }
 }

@@ -1,6 +1,7 @@
-//! A driver's listening side: the socket is set up safely, served, and taken down when told to stop.
+//! The server side of a driver: binds the socket, serves it, and removes it at the end.
 //!
-//! Removes only a socket that nobody answers on, and on the way out only its own.
+//! At the start it removes an existing socket only if no process listens on it; at the end it removes only the socket
+//! that it created itself.
 use std::{
     future::Future,
     io,
@@ -21,17 +22,17 @@ use tokio_stream::{
 use tokio_util::sync::CancellationToken;
 use tonic::{service::Routes, transport::Server};
 
-use crate::{Endpoint, authority::Lenient};
+use crate::{Endpoint, authority::AuthorityFixStream};
 
-/// The kernel's `sun_path`, less its terminating NUL.
-const MAX_SOCKET_PATH: usize = 107;
+/// The length of the kernel's `sun_path`, without the terminating NUL.
+const MAX_SOCKET_PATH_BYTES: usize = 107;
 
-/// How long calls in progress may go on after the stop.
-const GRACE: Duration = Duration::from_secs(10);
+/// Calls that are in progress at the stop are cut off after this time.
+const SHUTDOWN_GRACE_PERIOD: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    #[error("socket path {path} is {length} bytes long; the kernel allows {MAX_SOCKET_PATH}")]
+    #[error("socket path {path} is {length} bytes long; the kernel allows {MAX_SOCKET_PATH_BYTES}")]
     PathTooLong { path: PathBuf, length: usize },
     #[error("socket directory {path}")]
     Parent {
@@ -64,7 +65,7 @@ pub enum ServeError {
     },
 }
 
-/// A socket that accepts connections but whose calls wait until [`Listener::serve`].
+/// A bound socket. Clients can connect to it, but their calls wait until [`Listener::serve`].
 pub struct Listener {
     endpoint: Endpoint,
     socket: Socket,
@@ -91,13 +92,13 @@ pub async fn bind(endpoint: &Endpoint) -> Result<Listener, ServeError> {
 }
 
 impl Listener {
-    /// New connections stop at once; calls in progress have [`GRACE`] to finish.
+    /// At `stop` no new connections are accepted; calls in progress have [`SHUTDOWN_GRACE_PERIOD`] to finish.
     pub async fn serve(self, routes: Routes, stop: CancellationToken) -> Result<(), ServeError> {
         let Listener { endpoint, socket } = self;
         let router = Server::builder().add_routes(routes);
         match socket {
             Socket::Unix { listener, identity } => {
-                let incoming = UnixListenerStream::new(listener).map(|accepted| accepted.map(Lenient::new));
+                let incoming = UnixListenerStream::new(listener).map(|accepted| accepted.map(AuthorityFixStream::new));
                 let serving = router.serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
                 let result = with_grace(serving, &stop).await;
                 if let Endpoint::Unix(path) = &endpoint {
@@ -106,7 +107,7 @@ impl Listener {
                 result
             }
             Socket::Tcp(listener) => {
-                let incoming = TcpListenerStream::new(listener).map(|accepted| accepted.map(Lenient::new));
+                let incoming = TcpListenerStream::new(listener).map(|accepted| accepted.map(AuthorityFixStream::new));
                 let serving = router.serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
                 with_grace(serving, &stop).await
             }
@@ -121,12 +122,12 @@ async fn with_grace(
 ) -> Result<(), tonic::transport::Error> {
     let expired = async {
         stop.cancelled().await;
-        tokio::time::sleep(GRACE).await;
+        tokio::time::sleep(SHUTDOWN_GRACE_PERIOD).await;
     };
     tokio::select! {
         result = serving => result,
         () = expired => {
-            tracing::warn!("calls still in progress were cut off");
+            tracing::warn!("calls in progress were cut off at shutdown");
             Ok(())
         }
     }
@@ -134,7 +135,7 @@ async fn with_grace(
 
 fn bind_unix(path: &Path) -> Result<Socket, ServeError> {
     let length = path.as_os_str().as_bytes().len();
-    if length > MAX_SOCKET_PATH {
+    if length > MAX_SOCKET_PATH_BYTES {
         return Err(ServeError::PathTooLong { path: path.to_owned(), length });
     }
     check_parent(path)?;
@@ -145,7 +146,7 @@ fn bind_unix(path: &Path) -> Result<Socket, ServeError> {
         .map_err(|errno| failed("open a socket for")(errno.into()))?;
     let address = SocketAddrUnix::new(path).map_err(|errno| failed("address")(errno.into()))?;
     rustix::net::bind(&socket, &address).map_err(|errno| failed("bind")(errno.into()))?;
-    // Before listen, so that at no moment a stranger can connect.
+    // Before listen, so that other users can connect at no time.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed("set the mode of"))?;
     rustix::net::listen(&socket, 128).map_err(|errno| failed("listen on")(errno.into()))?;
     let metadata = std::fs::symlink_metadata(path).map_err(failed("inspect"))?;
@@ -181,10 +182,10 @@ fn remove_stale(path: &Path) -> Result<(), ServeError> {
     }
 }
 
-/// A successor may have taken the path over in the meantime.
+/// Leaves the path alone if another process has bound a new socket there in the meantime.
 fn remove_own(path: &Path, identity: (u64, u64)) {
     let own = std::fs::symlink_metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == identity);
     if own && let Err(error) = std::fs::remove_file(path) {
-        tracing::debug!(path = %path.display(), %error, "socket left behind");
+        tracing::debug!(path = %path.display(), %error, "socket not removed");
     }
 }

@@ -1,34 +1,35 @@
-//! Calls that answer with many messages: the snapshot metadata service. Each message has to come within the call's
-//! deadline; the whole may take as long as it does.
+//! Calls with a stream of responses: the snapshot metadata service. The deadline applies to each message, not to the whole
+//! stream.
 use std::{fmt, time::Duration};
 
 use tonic::Streaming;
 
 use crate::{
     CallError, Client,
-    call::{Transport, interpret},
+    call::{Transport, call_error},
     v1::{self, snapshot_metadata_client::SnapshotMetadataClient},
 };
 
-/// What a driver sends, message by message.
-pub struct Messages<T> {
+/// A stream of responses of a driver.
+pub struct MessageStream<T> {
     method: &'static str,
     deadline: Duration,
     inner: Streaming<T>,
 }
 
-impl<T> fmt::Debug for Messages<T> {
+impl<T> fmt::Debug for MessageStream<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "messages of {}", self.method)
+        write!(f, "response stream of {}", self.method)
     }
 }
 
-impl<T> Messages<T> {
-    /// Nothing after the last. After an error there is no more; begin anew from the last offset.
+impl<T> MessageStream<T> {
+    /// Returns `None` after the last message. After an error the stream has ended; the caller may start a new call at
+    /// the last offset.
     pub async fn next(&mut self) -> Result<Option<T>, CallError> {
         match tokio::time::timeout(self.deadline, self.inner.message()).await {
             Ok(Ok(message)) => Ok(message),
-            Ok(Err(status)) => Err(interpret(self.method, &status, false)),
+            Ok(Err(status)) => Err(call_error(self.method, &status, false)),
             Err(_) => Err(CallError {
                 method: self.method,
                 code: tonic::Code::DeadlineExceeded,
@@ -37,7 +38,7 @@ impl<T> Messages<T> {
         }
     }
 
-    /// All that is left.
+    /// Returns all remaining messages.
     pub async fn collect(mut self) -> Result<Vec<T>, CallError> {
         let mut all = Vec::new();
         while let Some(message) = self.next().await? {
@@ -51,27 +52,27 @@ impl Client {
     pub async fn get_metadata_allocated(
         &self,
         request: v1::GetMetadataAllocatedRequest,
-    ) -> Result<Messages<v1::GetMetadataAllocatedResponse>, CallError> {
+    ) -> Result<MessageStream<v1::GetMetadataAllocatedResponse>, CallError> {
         const METHOD: &str = "GetMetadataAllocated";
         let send = |channel, request| async move {
             SnapshotMetadataClient::new(channel).get_metadata_allocated(request).await
         };
-        let inner = Box::pin(self.transport().open(METHOD, request, send)).await?;
-        Ok(messages(METHOD, self.transport(), inner))
+        let inner = Box::pin(self.transport().call_streaming(METHOD, request, send)).await?;
+        Ok(message_stream(METHOD, self.transport(), inner))
     }
 
     pub async fn get_metadata_delta(
         &self,
         request: v1::GetMetadataDeltaRequest,
-    ) -> Result<Messages<v1::GetMetadataDeltaResponse>, CallError> {
+    ) -> Result<MessageStream<v1::GetMetadataDeltaResponse>, CallError> {
         const METHOD: &str = "GetMetadataDelta";
         let send =
             |channel, request| async move { SnapshotMetadataClient::new(channel).get_metadata_delta(request).await };
-        let inner = Box::pin(self.transport().open(METHOD, request, send)).await?;
-        Ok(messages(METHOD, self.transport(), inner))
+        let inner = Box::pin(self.transport().call_streaming(METHOD, request, send)).await?;
+        Ok(message_stream(METHOD, self.transport(), inner))
     }
 }
 
-fn messages<T>(method: &'static str, transport: &Transport, inner: Streaming<T>) -> Messages<T> {
-    Messages { method, deadline: transport.deadline(), inner }
+fn message_stream<T>(method: &'static str, transport: &Transport, inner: Streaming<T>) -> MessageStream<T> {
+    MessageStream { method, deadline: transport.deadline(), inner }
 }

@@ -1,25 +1,29 @@
-//! Request checks every driver owes its callers. Each refusal is INVALID_ARGUMENT and names the field.
+//! Checks of request fields that every driver needs. Each error is INVALID_ARGUMENT and names the field.
 use tonic::Status;
 
-/// Limits the spec sets on strings.
-pub const MAX_STRING: usize = 128;
-pub const MAX_NODE_ID: usize = 256;
+/// The kernel's `PATH_MAX`, without the terminating NUL.
+const MAX_PATH_BYTES: usize = 4095;
+/// The specification's limit for strings in general.
+pub const MAX_STRING_BYTES: usize = 128;
+/// The specification's limit for node ids.
+pub const MAX_NODE_ID_BYTES: usize = 256;
 
-/// The field has to be present and within the general string limit.
+/// The value must not be empty, and must not be longer than [`MAX_STRING_BYTES`].
 pub fn text<'a>(field: &'static str, value: &'a str) -> Result<&'a str, Status> {
-    bounded(field, value, MAX_STRING)
+    bounded(field, value, MAX_STRING_BYTES)
 }
 
-/// A path may be as long as the kernel allows, has to be absolute, and may not climb.
+/// The path must be absolute, without `..`, and not longer than [`MAX_PATH_BYTES`].
 pub fn path<'a>(field: &'static str, value: &'a str) -> Result<&'a std::path::Path, Status> {
     use std::path::{Component, Path};
-    let value = Path::new(bounded(field, value, 4095)?);
+    let value = Path::new(bounded(field, value, MAX_PATH_BYTES)?);
     if !value.is_absolute() || value.components().any(|part| part == Component::ParentDir) {
         return Err(Status::invalid_argument(format!("{field} must be an absolute path without ..")));
     }
     Ok(value)
 }
 
+/// The value must not be empty, longer than `limit` bytes, or contain a NUL byte.
 pub fn bounded<'a>(field: &'static str, value: &'a str, limit: usize) -> Result<&'a str, Status> {
     if value.is_empty() {
         return Err(missing(field));
@@ -50,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusals_name_the_field() {
+    fn errors_name_the_field() {
         for (case, result) in [
             ("empty", text("volume_id", "").err()),
             ("too long", text("volume_id", &"x".repeat(129)).err()),

@@ -1,4 +1,4 @@
-//! Client and server over real sockets: restarts, deadlines, socket set-up, and what is never printed.
+//! Client and server over real sockets: restarts, deadlines, the set-up of sockets, metrics, and redaction of secrets.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -9,7 +9,7 @@ use std::{
 };
 
 use cleat_csi::{
-    Class, Client, Code, Endpoint, RegistrationClient,
+    Client, Code, Endpoint, ErrorClass, RegistrationClient,
     registration::{self, registration_server},
     server::{self, ServeError},
     v1::{self, controller_server, identity_server, snapshot_metadata_server},
@@ -18,14 +18,14 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, codegen::BoxStream, service::Routes};
 
-/// Answers with the name it was given; hangs on CreateVolume.
+/// Reports `name` in GetPluginInfo; CreateVolume hangs.
 #[derive(Clone)]
-struct Fake {
+struct FakeDriver {
     name: &'static str,
 }
 
 #[tonic::async_trait]
-impl identity_server::Identity for Fake {
+impl identity_server::Identity for FakeDriver {
     async fn get_plugin_info(
         &self,
         _: Request<v1::GetPluginInfoRequest>,
@@ -49,7 +49,7 @@ impl identity_server::Identity for Fake {
 macro_rules! unimplemented_controller {
     ($($function:ident($request:ident) -> $response:ident;)*) => {
         #[tonic::async_trait]
-        impl controller_server::Controller for Fake {
+        impl controller_server::Controller for FakeDriver {
             async fn create_volume(&self, _: Request<v1::CreateVolumeRequest>) -> Result<Response<v1::CreateVolumeResponse>, Status> {
                 std::future::pending().await
             }
@@ -78,7 +78,7 @@ unimplemented_controller! {
 }
 
 #[tonic::async_trait]
-impl registration_server::Registration for Fake {
+impl registration_server::Registration for FakeDriver {
     async fn get_info(
         &self,
         _: Request<registration::InfoRequest>,
@@ -101,9 +101,10 @@ impl registration_server::Registration for Fake {
     }
 }
 
-/// Two messages and an error for `broken`, two and the end for `whole`, one and then silence for anything else.
+/// Sends two messages for `whole`, one message and an error for `broken`, NOT_FOUND for `none`, and for any other
+/// snapshot one message after which the stream hangs.
 #[tonic::async_trait]
-impl snapshot_metadata_server::SnapshotMetadata for Fake {
+impl snapshot_metadata_server::SnapshotMetadata for FakeDriver {
     async fn get_metadata_allocated(
         &self,
         request: Request<v1::GetMetadataAllocatedRequest>,
@@ -136,7 +137,7 @@ struct Running {
 }
 
 async fn start(endpoint: &Endpoint, name: &'static str) -> Running {
-    let fake = Fake { name };
+    let fake = FakeDriver { name };
     let mut routes = Routes::builder();
     routes
         .add_service(identity_server::IdentityServer::new(fake.clone()))
@@ -161,13 +162,13 @@ fn socket_in(directory: &Path) -> Endpoint {
 }
 
 #[tokio::test]
-async fn calls_cross_the_socket_and_survive_a_restart() {
+async fn a_client_reconnects_after_the_driver_has_restarted() {
     let directory = tempfile::tempdir().unwrap();
     let endpoint = socket_in(directory.path());
     let client = Client::new(endpoint.clone());
 
     let error = client.get_plugin_info().await.unwrap_err();
-    assert_eq!((error.code(), error.class()), (Code::Unavailable, Class::Transient), "{error}");
+    assert_eq!((error.code(), error.class()), (Code::Unavailable, ErrorClass::Transient), "{error}");
 
     let first = start(&endpoint, "first").await;
     assert_eq!(client.get_plugin_info().await.unwrap().name, "first");
@@ -184,7 +185,7 @@ async fn calls_cross_the_socket_and_survive_a_restart() {
 }
 
 #[tokio::test]
-async fn wait_ready_outlasts_a_driver_that_is_slow_to_start() {
+async fn wait_ready_waits_for_a_driver_that_starts_late() {
     let directory = tempfile::tempdir().unwrap();
     let endpoint = socket_in(directory.path());
     let waiting = tokio::spawn({
@@ -206,7 +207,7 @@ async fn a_call_past_its_deadline_is_uncertain() {
     let running = start(&endpoint, "hangs").await;
     let client = Client::new(endpoint).with_deadline(Duration::from_millis(50));
     let error = client.create_volume(v1::CreateVolumeRequest::default()).await.unwrap_err();
-    assert_eq!((error.code(), error.class()), (Code::DeadlineExceeded, Class::Uncertain), "{error}");
+    assert_eq!((error.code(), error.class()), (Code::DeadlineExceeded, ErrorClass::Uncertain), "{error}");
     assert_eq!(client.delete_volume(v1::DeleteVolumeRequest::default()).await.unwrap_err().code(), Code::Unimplemented);
     running.stop().await;
 }
@@ -220,11 +221,11 @@ async fn a_driver_that_dies_during_a_call_is_unavailable() {
     let call = tokio::spawn(async move { client.create_volume(v1::CreateVolumeRequest::default()).await });
     drop(listener.accept().await.unwrap());
     let error = call.await.unwrap().unwrap_err();
-    assert_eq!((error.code(), error.class()), (Code::Unavailable, Class::Uncertain), "{error}");
+    assert_eq!((error.code(), error.class()), (Code::Unavailable, ErrorClass::Uncertain), "{error}");
 }
 
 #[tokio::test]
-async fn tcp_endpoints_work_too() {
+async fn a_client_connects_to_a_tcp_endpoint() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let endpoint = Endpoint::parse(&format!("tcp://127.0.0.1:{port}")).unwrap();
     let running = start(&endpoint, "tcp").await;
@@ -233,7 +234,7 @@ async fn tcp_endpoints_work_too() {
 }
 
 #[tokio::test]
-async fn registration_round_trip() {
+async fn registration_calls_reach_the_plugin() {
     let directory = tempfile::tempdir().unwrap();
     let running = start(&socket_in(directory.path()), "block.cleat.dev").await;
     let client = RegistrationClient::new(directory.path().join("csi.sock"));
@@ -244,7 +245,7 @@ async fn registration_round_trip() {
 }
 
 #[tokio::test]
-async fn only_an_abandoned_socket_is_replaced() {
+async fn only_a_socket_without_listener_is_replaced() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("csi.sock");
     let endpoint = Endpoint::unix(&path);
@@ -273,7 +274,7 @@ async fn only_an_abandoned_socket_is_replaced() {
 }
 
 #[tokio::test]
-async fn metadata_comes_message_by_message() {
+async fn the_deadline_applies_to_each_message_of_a_stream() {
     let directory = tempfile::tempdir().unwrap();
     let running = start(&socket_in(directory.path()), "streams").await;
     let client = Client::new(socket_in(directory.path())).with_deadline(Duration::from_secs(1));
@@ -288,7 +289,7 @@ async fn metadata_comes_message_by_message() {
         client.with_deadline(Duration::from_millis(50)).get_metadata_allocated(ask("silent")).await.unwrap();
     assert!(silent.next().await.unwrap().is_some());
     let error = silent.next().await.unwrap_err();
-    assert_eq!((error.code(), error.class()), (Code::DeadlineExceeded, Class::Transient), "{error}");
+    assert_eq!((error.code(), error.class()), (Code::DeadlineExceeded, ErrorClass::Transient), "{error}");
     let client = Client::new(socket_in(directory.path()));
     let delta = client.get_metadata_delta(Default::default()).await.unwrap().collect().await.unwrap();
     assert_eq!(delta[0].volume_capacity_bytes, 9);
@@ -317,9 +318,10 @@ async fn every_call_is_counted_by_method_and_code() {
     running.stop().await;
 }
 
-/// A request as older libraries send it, byte by byte: the path as authority, and a second that refers to the first's.
+/// Sends the bytes that old gRPC libraries send: a request with the socket's path as authority, and a second request that
+/// refers to the first one's header table.
 #[tokio::test]
-async fn callers_that_name_the_path_as_authority_are_served() {
+async fn a_socket_path_as_authority_is_accepted() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
         let mut out = (payload.len() as u32).to_be_bytes()[1..].to_vec();
@@ -343,7 +345,7 @@ async fn callers_that_name_the_path_as_authority_are_served() {
             te,
         ]
         .concat();
-        // Everything by its place in the table that the first request filled.
+        // All headers are references to the dynamic table that the first request filled.
         let second = vec![0x83, 0x86, 0xc1, 0xc0, 0xbf, 0xbe];
         let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
         bytes.extend(frame(4, 0, 0, &[]));
@@ -352,27 +354,27 @@ async fn callers_that_name_the_path_as_authority_are_served() {
             bytes.extend(frame(0, 1, stream, &[0; 5]));
         }
         socket.write_all(&bytes).await.unwrap();
-        let mut answers = Vec::new();
+        let mut answered_streams = Vec::new();
         let mut header = [0; 9];
-        while answers.len() < 2 {
+        while answered_streams.len() < 2 {
             socket.read_exact(&mut header).await.unwrap();
             let mut payload = vec![0; usize::from(header[1]) << 8 | usize::from(header[2])];
             socket.read_exact(&mut payload).await.unwrap();
-            assert!(!matches!(header[3], 3 | 7), "{authority}: refused");
-            // Data: a message with the driver's name.
+            assert!(!matches!(header[3], 3 | 7), "{authority}: the stream or connection was reset");
+            // A DATA frame that contains the driver's name.
             if header[3] == 0 && payload.windows(3).any(|part| part == b"old") {
-                answers.push(header[8]);
+                answered_streams.push(header[8]);
             }
         }
-        answers.sort();
-        assert_eq!(answers, [1, 3], "{authority}");
+        answered_streams.sort();
+        assert_eq!(answered_streams, [1, 3], "{authority}");
         drop(socket);
         running.stop().await;
     }
 }
 
 #[test]
-fn debug_output_holds_no_secret() {
+fn debug_output_contains_no_secret() {
     let secrets = || HashMap::from([("password".to_owned(), "hunter2".to_owned())]);
     let tokens = || {
         HashMap::from([

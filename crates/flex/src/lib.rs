@@ -1,15 +1,15 @@
-//! FlexVolume drivers: programs in a directory that are called with arguments and answer with JSON.
+//! FlexVolume drivers: executables in a directory that are called with arguments and respond with JSON.
 //!
-//! [`Drivers`] finds them, asks each what it can do, and makes the calls of a control plane: attach, detach, isattached.
-//! It knows nothing of Kubernetes objects. What a driver says is not trusted: its answer is bounded in size, its time is
-//! bounded too, and whoever ran out of time may have acted.
+//! [`Drivers`] finds them, calls `init` of each to learn its capabilities, and makes the calls of a control plane: attach,
+//! detach, isattached. This crate does not know Kubernetes objects. Drivers are not trusted: the size of a response and the
+//! duration of a call are limited. A call that was killed at its deadline may have taken effect.
 
-mod answer;
 mod drivers;
 mod lock;
 mod options;
 mod process;
+mod response;
 
-pub use answer::{Answer, AnswerError, Capabilities};
-pub use drivers::{CallError, Config, Drivers, State};
-pub use options::Options;
+pub use drivers::{CallError, Config, DriverState, Drivers};
+pub use options::VolumeOptions;
+pub use response::{Capabilities, DriverResponse, ResponseError};

@@ -1,7 +1,8 @@
-//! One call at a time for a volume on a node, also when the process that made the last one is dead.
+//! Serializes the calls for one volume on one node, also across restarts of this process.
 //!
-//! The lock is a file that the driver gets as its standard input: as long as anything of a call lives, the lock is held,
-//! whoever started it. A restarted control plane so never detaches while an attach of its former life is still running.
+//! The lock is an advisory lock (`flock`) on a file that the driver gets as its standard input. It stays held until the last
+//! process of the call has ended, even if the process that started the call has died. A restarted control plane therefore
+//! never detaches a volume while an attach that it started before the restart is still running.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -10,43 +11,43 @@ use std::time::{Duration, SystemTime};
 
 use sha2::{Digest as _, Sha256};
 
-/// What the calls for one volume on one node share.
-pub(crate) struct Lock {
+/// A held lock. Dropping it closes this process's file; the lock is released once the driver has closed its copy too.
+pub(crate) struct CallLock {
     path: PathBuf,
     file: File,
 }
 
-/// Why there is no lock.
+/// Why the lock was not acquired.
 #[derive(Debug)]
-pub(crate) enum Unavailable {
+pub(crate) enum LockError {
     Held,
-    Failed(io::Error),
+    Io(io::Error),
 }
 
-impl From<io::Error> for Unavailable {
+impl From<io::Error> for LockError {
     fn from(error: io::Error) -> Self {
-        Self::Failed(error)
+        Self::Io(error)
     }
 }
 
-impl Lock {
-    /// `lasts`: how long a call may take. Whatever holds the lock for longer is no call any more, but something that a driver
-    /// left running.
-    pub(crate) fn take(directory: &Path, what: &[&str], lasts: Duration) -> Result<Self, Unavailable> {
+impl CallLock {
+    /// A lock that has been held for longer than `max_call_duration` is replaced: no call takes that long, so its
+    /// holder is a process that a driver left running.
+    pub(crate) fn acquire(directory: &Path, key: &[&str], max_call_duration: Duration) -> Result<Self, LockError> {
         fs::create_dir_all(directory)?;
-        let path = directory.join(file_name(what));
+        let path = directory.join(file_name(key));
         let open = || OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path);
         let mut file = open()?;
         if let Err(error) = file.try_lock() {
             match error {
                 TryLockError::Error(error) => return Err(error.into()),
-                TryLockError::WouldBlock if !is_older(&file, lasts)? => return Err(Unavailable::Held),
+                TryLockError::WouldBlock if !is_older(&file, max_call_duration)? => return Err(LockError::Held),
                 TryLockError::WouldBlock => {}
             }
             fs::remove_file(&path)?;
             file = open()?;
             file.try_lock().map_err(|error| match error {
-                TryLockError::WouldBlock => Unavailable::Held,
+                TryLockError::WouldBlock => LockError::Held,
                 TryLockError::Error(error) => error.into(),
             })?;
         }
@@ -54,17 +55,17 @@ impl Lock {
         Ok(Self { path, file })
     }
 
-    /// What the driver is to keep open. It reads as empty, and cannot be written to.
-    pub(crate) fn held_open(&self) -> io::Result<File> {
+    /// A second handle of the lock file, for the driver to keep open. The file is empty.
+    pub(crate) fn duplicate_file(&self) -> io::Result<File> {
         self.file.try_clone()
     }
 
-    /// The call has ended, and whatever the driver left running is no part of it.
+    /// Releases the lock even if processes that the driver left running still have the file open.
     pub(crate) fn release(&self) {
         let _ = self.file.unlock();
     }
 
-    /// Nothing is left to call for.
+    /// Deletes the lock file, after the last call for this volume and node.
     pub(crate) fn remove(&self) {
         let _ = fs::remove_file(&self.path);
     }
@@ -75,8 +76,8 @@ fn is_older(file: &File, age: Duration) -> io::Result<bool> {
     Ok(SystemTime::now().duration_since(since).is_ok_and(|elapsed| elapsed > age))
 }
 
-fn file_name(what: &[&str]) -> String {
-    let digest = Sha256::digest(what.join("\0").as_bytes());
+fn file_name(key: &[&str]) -> String {
+    let digest = Sha256::digest(key.join("\0").as_bytes());
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -84,31 +85,31 @@ fn file_name(what: &[&str]) -> String {
 mod tests {
     use super::*;
 
-    const WHAT: &[&str] = &["vendor/driver", "volume", "node"];
+    const KEY: &[&str] = &["vendor/driver", "volume", "node"];
 
     #[test]
-    fn a_lock_is_held_by_whoever_has_the_file_open() {
+    fn a_lock_is_held_as_long_as_the_file_is_open() {
         let dir = tempfile::tempdir().unwrap();
         let long = Duration::from_secs(3600);
-        let lock = Lock::take(dir.path(), WHAT, long).unwrap();
-        assert!(matches!(Lock::take(dir.path(), WHAT, long), Err(Unavailable::Held)));
-        assert!(Lock::take(dir.path(), &["vendor/driver", "volume", "other"], long).is_ok());
-        let inherited = lock.held_open().unwrap();
+        let lock = CallLock::acquire(dir.path(), KEY, long).unwrap();
+        assert!(matches!(CallLock::acquire(dir.path(), KEY, long), Err(LockError::Held)));
+        assert!(CallLock::acquire(dir.path(), &["vendor/driver", "volume", "other"], long).is_ok());
+        let inherited = lock.duplicate_file().unwrap();
         drop(lock);
-        assert!(matches!(Lock::take(dir.path(), WHAT, long), Err(Unavailable::Held)), "a child lives");
+        assert!(matches!(CallLock::acquire(dir.path(), KEY, long), Err(LockError::Held)), "a child lives");
         drop(inherited);
-        assert!(Lock::take(dir.path(), WHAT, long).is_ok());
+        assert!(CallLock::acquire(dir.path(), KEY, long).is_ok());
     }
 
     #[test]
-    fn what_outlives_its_call_does_not_count() {
+    fn processes_that_outlive_their_call_do_not_hold_the_lock() {
         let dir = tempfile::tempdir().unwrap();
         let long = Duration::from_secs(3600);
-        let lock = Lock::take(dir.path(), WHAT, long).unwrap();
-        let _daemon = lock.held_open().unwrap();
+        let lock = CallLock::acquire(dir.path(), KEY, long).unwrap();
+        let _daemon = lock.duplicate_file().unwrap();
         lock.release();
-        let again = Lock::take(dir.path(), WHAT, long).unwrap();
+        let again = CallLock::acquire(dir.path(), KEY, long).unwrap();
         again.file.set_modified(SystemTime::now() - 2 * long).unwrap();
-        assert!(Lock::take(dir.path(), WHAT, long).is_ok(), "older than any call");
+        assert!(CallLock::acquire(dir.path(), KEY, long).is_ok(), "older than any call");
     }
 }

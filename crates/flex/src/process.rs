@@ -1,4 +1,4 @@
-//! Runs a program to its end, with both its outputs as one, and a deadline.
+//! Runs a program with a deadline, and captures its standard output and standard error as one stream.
 
 use std::fs::File;
 use std::io;
@@ -11,43 +11,43 @@ use tokio::net::unix::pipe::Receiver;
 use tokio::process::{Child, Command};
 use tokio::time::Instant;
 
-/// More output than this is read and thrown away.
-pub(crate) const KEEP: usize = 64 << 10;
+/// Output beyond this length is read and discarded.
+pub(crate) const MAX_OUTPUT_BYTES: usize = 64 << 10;
 
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct ProcessOutput {
     pub(crate) status: ExitStatus,
-    pub(crate) output: Vec<u8>,
-    /// There was more output than anybody keeps.
-    pub(crate) cut: bool,
+    pub(crate) bytes: Vec<u8>,
+    /// The program wrote more than [`MAX_OUTPUT_BYTES`].
+    pub(crate) truncated: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunError {
-    /// Nothing has run.
+    /// The program did not start.
     #[error(transparent)]
     Start(io::Error),
     #[error(transparent)]
     Wait(io::Error),
-    /// It was killed, with everything that it had started.
+    /// The deadline has passed; the program's process group was killed.
     #[error("killed")]
     Deadline,
 }
 
-/// Dropping the future leaves the program alone: it goes on, and only nobody waits for it any more.
+/// Dropping the future does not kill the program: it continues without a parent that waits for it.
 pub(crate) async fn run(
     program: &Path,
     arguments: &[&str],
     input: Option<File>,
     deadline: Duration,
-) -> Result<Ended, RunError> {
+) -> Result<ProcessOutput, RunError> {
     let until = Instant::now() + deadline;
     let (output, child) = start(program, arguments, input).map_err(RunError::Start)?;
-    let mut running = Running { output: Some(output), child, kept: Vec::new(), cut: false };
-    match tokio::time::timeout_at(until, running.end()).await {
+    let mut running = RunningProcess { output: Some(output), child, captured: Vec::new(), truncated: false };
+    match tokio::time::timeout_at(until, running.wait()).await {
         Ok(status) => {
             let status = status.map_err(RunError::Wait)?;
-            Ok(Ended { status, output: running.kept, cut: running.cut })
+            Ok(ProcessOutput { status, bytes: running.captured, truncated: running.truncated })
         }
         Err(_) => {
             running.kill();
@@ -69,27 +69,27 @@ fn start(program: &Path, arguments: &[&str], input: Option<File>) -> io::Result<
     Ok((Receiver::from_owned_fd(output.into())?, child))
 }
 
-struct Running {
-    /// Until its end.
+struct RunningProcess {
+    /// `None` after the end of the stream.
     output: Option<Receiver>,
     child: Child,
-    kept: Vec<u8>,
-    cut: bool,
+    captured: Vec<u8>,
+    truncated: bool,
 }
 
-impl Running {
-    /// The end is that of the program itself: something that it left running may hold the pipe open.
-    async fn end(&mut self) -> io::Result<ExitStatus> {
+impl RunningProcess {
+    /// Waits for the program itself, not for the end of its output: a process that it left running may hold the pipe open.
+    async fn wait(&mut self) -> io::Result<ExitStatus> {
         loop {
             let Some(output) = &self.output else { return self.child.wait().await };
-            let ended = tokio::select! {
+            let exited = tokio::select! {
                 biased;
                 readable = output.readable() => { readable?; None }
                 status = self.child.wait() => Some(status?),
             };
-            // What was written before the end is read first.
+            // Output that was written before the exit must be read before returning.
             self.drain()?;
-            if let Some(status) = ended {
+            if let Some(status) = exited {
                 return Ok(status);
             }
         }
@@ -101,9 +101,9 @@ impl Running {
             match output.try_read(&mut chunk) {
                 Ok(0) => self.output = None,
                 Ok(read) => {
-                    let room = (KEEP - self.kept.len()).min(read);
-                    self.kept.extend_from_slice(&chunk[..room]);
-                    self.cut |= room < read;
+                    let fits = (MAX_OUTPUT_BYTES - self.captured.len()).min(read);
+                    self.captured.extend_from_slice(&chunk[..fits]);
+                    self.truncated |= fits < read;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -127,35 +127,35 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    async fn shell(script: &str, deadline: Duration) -> Result<Ended, RunError> {
+    async fn shell(script: &str, deadline: Duration) -> Result<ProcessOutput, RunError> {
         run(Path::new("/bin/sh"), &["-c", script], None, deadline).await
     }
 
     #[tokio::test]
-    async fn both_outputs_are_one_in_the_order_of_writing() {
-        let ended = shell("printf a; printf b >&2; printf c; exit 3", LONG).await.unwrap();
-        assert_eq!((ended.output.as_slice(), ended.status.code(), ended.cut), (&b"abc"[..], Some(3), false));
+    async fn both_streams_are_captured_in_the_order_of_writing() {
+        let output = shell("printf a; printf b >&2; printf c; exit 3", LONG).await.unwrap();
+        assert_eq!((output.bytes.as_slice(), output.status.code(), output.truncated), (&b"abc"[..], Some(3), false));
     }
 
     #[tokio::test]
-    async fn a_talkative_program_neither_blocks_nor_fills_memory() {
-        let ended = shell("head -c 3000000 /dev/zero", LONG).await.unwrap();
-        assert_eq!((ended.output.len(), ended.cut), (KEEP, true));
+    async fn long_output_neither_blocks_the_program_nor_fills_memory() {
+        let output = shell("head -c 3000000 /dev/zero", LONG).await.unwrap();
+        assert_eq!((output.bytes.len(), output.truncated), (MAX_OUTPUT_BYTES, true));
     }
 
     #[tokio::test]
-    async fn what_it_leaves_running_is_not_waited_for() {
-        let ended = shell("sleep 600 & echo $!", LONG).await.unwrap();
-        let pid: i32 = String::from_utf8(ended.output).unwrap().trim().parse().unwrap();
+    async fn background_processes_are_not_waited_for() {
+        let output = shell("sleep 600 & echo $!", LONG).await.unwrap();
+        let pid: i32 = String::from_utf8(output.bytes).unwrap().trim().parse().unwrap();
         rustix::process::kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
     }
 
     #[tokio::test]
-    async fn everything_that_it_started_dies_at_the_deadline() {
+    async fn the_process_group_is_killed_at_the_deadline() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("pid");
         let script = format!("sleep 600 & echo $! > {0}.new; mv {0}.new {0}; wait", file.display());
-        // On a busy machine it may take long until the program gets that far.
+        // On a busy machine the script may not have written its file within a second.
         for seconds in [1, 10, 60] {
             let error = shell(&script, Duration::from_secs(seconds)).await.unwrap_err();
             assert!(matches!(error, RunError::Deadline), "{error}");
@@ -164,14 +164,14 @@ mod tests {
             }
         }
         let pid = std::fs::read_to_string(&file).unwrap();
-        // A killed process is not gone at once: it has to run once more to die.
+        // A killed process does not end at once: it must be scheduled once more.
         let alive = || {
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
             !stat.is_empty() && !stat.contains(") Z") && !stat.contains(") X")
         };
         let until = Instant::now() + LONG;
         while alive() {
-            assert!(Instant::now() < until, "{pid} lives");
+            assert!(Instant::now() < until, "process {pid} is still running");
             tokio::task::yield_now().await;
         }
     }

@@ -1,4 +1,4 @@
-//! Real scripts in a directory of drivers: they are found, called as the protocol says, and not believed too much.
+//! Calls real scripts in a plugin directory: discovery, the protocol, limits of time and output, and locks.
 
 #![allow(clippy::unwrap_used)]
 
@@ -7,10 +7,10 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cleat_flex::{CallError, Capabilities, Config, Drivers, Options, State};
+use cleat_flex::{CallError, Capabilities, Config, DriverState, Drivers, VolumeOptions};
 use tokio_util::sync::CancellationToken;
 
-const WAIT: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 const SUCCESS: &str = r#"echo '{"status":"Success"}'"#;
 
 struct Rig {
@@ -27,7 +27,7 @@ impl Drop for Rig {
 
 impl Rig {
     fn new() -> Self {
-        Self::with_deadline(WAIT)
+        Self::with_deadline(TEST_TIMEOUT)
     }
 
     fn with_deadline(deadline: Duration) -> Self {
@@ -38,25 +38,25 @@ impl Rig {
         rig
     }
 
-    fn home(&self, home: &str) -> PathBuf {
-        self.dir.path().join("exec").join(home)
+    fn driver_dir(&self, driver_dir: &str) -> PathBuf {
+        self.dir.path().join("exec").join(driver_dir)
     }
 
-    /// A script that notes its arguments, one call a line, and then goes through the commands' cases.
-    fn install(&self, home: &str, cases: &[(&str, &str)]) {
-        let file = home.rsplit('~').next().unwrap();
-        fs::create_dir_all(self.home(home)).unwrap();
+    /// Installs a script that logs its arguments, one call per line, and then runs the action of the command.
+    fn install(&self, driver_dir: &str, commands: &[(&str, &str)]) {
+        let file = driver_dir.rsplit('~').next().unwrap();
+        fs::create_dir_all(self.driver_dir(driver_dir)).unwrap();
         let log = self.dir.path().join("log").display().to_string();
-        let cases: String = cases.iter().map(|(command, does)| format!("{command}) {does} ;;\n")).collect();
+        let commands: String = commands.iter().map(|(command, action)| format!("{command}) {action} ;;\n")).collect();
         let script = format!(
-            "#!/bin/sh\nprintf '%s|' \"$@\" >> {log}\necho >> {log}\ncase $1 in\n{cases}*) echo '{{\"status\":\"Not \
+            "#!/bin/sh\nprintf '%s|' \"$@\" >> {log}\necho >> {log}\ncase $1 in\n{commands}*) echo '{{\"status\":\"Not \
              supported\"}}'; exit 1 ;;\nesac\n"
         );
-        // In place at once, as an installer should.
-        let new = self.home(home).join(".new");
+        // Renamed into place, so that no incomplete script is ever called.
+        let new = self.driver_dir(driver_dir).join(".new");
         fs::write(&new, script).unwrap();
         fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
-        fs::rename(new, self.home(home).join(file)).unwrap();
+        fs::rename(new, self.driver_dir(driver_dir).join(file)).unwrap();
     }
 
     fn calls(&self) -> Vec<String> {
@@ -64,7 +64,7 @@ impl Rig {
         log.lines().filter(|line| *line != "init|").map(ToOwned::to_owned).collect()
     }
 
-    async fn until(&self, driver: &str, holds: impl Fn(&State) -> bool) -> State {
+    async fn wait_for(&self, driver: &str, holds: impl Fn(&DriverState) -> bool) -> DriverState {
         let mut changes = self.drivers.changes();
         let wait = async {
             loop {
@@ -75,27 +75,27 @@ impl Rig {
                 changes.changed().await.unwrap();
             }
         };
-        let waited = tokio::time::timeout(WAIT, wait).await;
-        waited.unwrap_or_else(|_| panic!("{driver} stays {:?}", self.drivers.state(driver)))
+        let waited = tokio::time::timeout(TEST_TIMEOUT, wait).await;
+        waited.unwrap_or_else(|_| panic!("{driver} is still {:?}", self.drivers.state(driver)))
     }
 
     async fn ready(&self, driver: &str) -> Capabilities {
-        match self.until(driver, |state| matches!(state, State::Ready(_))).await {
-            State::Ready(capabilities) => capabilities,
+        match self.wait_for(driver, |state| matches!(state, DriverState::Ready(_))).await {
+            DriverState::Ready(capabilities) => capabilities,
             state => panic!("{state:?}"),
         }
     }
 }
 
-fn options() -> Options {
-    Options { volume: "pv".to_owned(), fs_type: "ext4".to_owned(), ..Options::default() }
+fn options() -> VolumeOptions {
+    VolumeOptions { volume: "pv".to_owned(), fs_type: "ext4".to_owned(), ..VolumeOptions::default() }
 }
 
 const OPTIONS: &str =
     r#"{"kubernetes.io/fsType":"ext4","kubernetes.io/pvOrVolumeName":"pv","kubernetes.io/readwrite":"rw"}"#;
 
 #[tokio::test]
-async fn calls_carry_what_the_protocol_says_and_answers_come_back() {
+async fn calls_and_responses_follow_the_protocol() {
     let rig = Rig::new();
     rig.install(
         "acme~disk",
@@ -116,7 +116,7 @@ async fn calls_carry_what_the_protocol_says_and_answers_come_back() {
 }
 
 #[tokio::test]
-async fn what_a_driver_does_not_support_counts_as_done_and_is_not_asked_again() {
+async fn unsupported_commands_count_as_done_and_are_not_called_again() {
     let rig = Rig::new();
     rig.install("plain", &[("init", SUCCESS)]);
     rig.ready("plain").await;
@@ -129,7 +129,7 @@ async fn what_a_driver_does_not_support_counts_as_done_and_is_not_asked_again() 
 
     // Another executable may support more.
     rig.install("plain", &[("init", SUCCESS), ("attach", r#"echo '{"status":"Success","device":"/dev/new"}'"#)]);
-    tokio::time::timeout(WAIT, async {
+    tokio::time::timeout(TEST_TIMEOUT, async {
         while rig.drivers.attach("plain", &options(), "n1").await.ok().as_deref() != Some("/dev/new") {
             tokio::task::yield_now().await;
         }
@@ -139,7 +139,7 @@ async fn what_a_driver_does_not_support_counts_as_done_and_is_not_asked_again() 
 }
 
 #[tokio::test]
-async fn failures_say_what_the_driver_said() {
+async fn errors_contain_the_message_of_the_driver() {
     let rig = Rig::new();
     let broken = [
         ("failure", r#"echo '{"status":"Failure","message":"no such disk"}'; exit 1"#, "reason: no such disk"),
@@ -149,8 +149,8 @@ async fn failures_say_what_the_driver_said() {
         ("bug", r#"echo '{"status":"Success"}'; exit 3"#, "exit status: 3"),
         ("endless", "head -c 100000 /dev/zero | tr '\\0' ' '", "longer than 65536 bytes"),
     ];
-    for (driver, does, _) in broken {
-        rig.install(driver, &[("init", SUCCESS), ("attach", does)]);
+    for (driver, action, _) in broken {
+        rig.install(driver, &[("init", SUCCESS), ("attach", action)]);
     }
     for (driver, _, want) in broken {
         rig.ready(driver).await;
@@ -160,16 +160,16 @@ async fn failures_say_what_the_driver_said() {
 }
 
 #[tokio::test]
-async fn a_call_that_hangs_is_ended_and_the_next_one_goes_through() {
+async fn a_hanging_call_is_killed_and_the_next_call_succeeds() {
     let rig = Rig::with_deadline(Duration::from_secs(5));
     let marker = rig.dir.path().join("hung");
-    let does = format!("if mkdir {} 2> /dev/null; then sleep 600; fi; {SUCCESS}", marker.display());
-    rig.install("slow", &[("init", SUCCESS), ("attach", &does)]);
+    let action = format!("if mkdir {} 2> /dev/null; then sleep 600; fi; {SUCCESS}", marker.display());
+    rig.install("slow", &[("init", SUCCESS), ("attach", &action)]);
     rig.ready("slow").await;
     let error = rig.drivers.attach("slow", &options(), "n1").await.unwrap_err();
     assert!(matches!(error, CallError::Deadline { .. }), "{error}");
     let retried = async {
-        // Until the dead have left the lock.
+        // The killed processes hold the lock until they have ended.
         loop {
             match rig.drivers.attach("slow", &options(), "n1").await {
                 Err(CallError::Busy) => tokio::task::yield_now().await,
@@ -177,27 +177,27 @@ async fn a_call_that_hangs_is_ended_and_the_next_one_goes_through() {
             }
         }
     };
-    tokio::time::timeout(WAIT, retried).await.unwrap().unwrap();
+    tokio::time::timeout(TEST_TIMEOUT, retried).await.unwrap().unwrap();
 }
 
 #[tokio::test]
-async fn a_call_that_nobody_waits_for_any_more_keeps_others_out_until_it_ends() {
+async fn an_abandoned_call_holds_its_lock_until_it_ends() {
     let rig = Rig::new();
     let (begun, go) = (rig.dir.path().join("begun"), rig.dir.path().join("go"));
-    let does = format!("echo > {}; cat {} > /dev/null; {SUCCESS}", begun.display(), go.display());
-    rig.install("slow", &[("init", SUCCESS), ("attach", &does), ("detach", SUCCESS)]);
+    let action = format!("echo > {}; cat {} > /dev/null; {SUCCESS}", begun.display(), go.display());
+    rig.install("slow", &[("init", SUCCESS), ("attach", &action), ("detach", SUCCESS)]);
     rustix::fs::mknodat(rustix::fs::CWD, &go, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
     rig.ready("slow").await;
-    let (drivers, forgotten) = (rig.drivers.clone(), options());
-    let call = tokio::spawn(async move { drivers.attach("slow", &forgotten, "n1").await });
-    tokio::time::timeout(WAIT, async {
+    let (drivers, abandoned) = (rig.drivers.clone(), options());
+    let call = tokio::spawn(async move { drivers.attach("slow", &abandoned, "n1").await });
+    tokio::time::timeout(TEST_TIMEOUT, async {
         while !begun.exists() {
             tokio::task::yield_now().await;
         }
     })
     .await
     .expect("the script runs");
-    // As if this process had died.
+    // Simulates that this process has died.
     call.abort();
     assert!(call.await.unwrap_err().is_cancelled());
     for _ in 0..3 {
@@ -211,54 +211,54 @@ async fn a_call_that_nobody_waits_for_any_more_keeps_others_out_until_it_ends() 
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(WAIT, ended).await.expect("the script ends");
+    tokio::time::timeout(TEST_TIMEOUT, ended).await.expect("the script ends");
     let detached = "detach|pv|n1|".to_owned();
     assert_eq!(rig.calls().into_iter().filter(|call| *call == detached).count(), 1);
 }
 
 #[tokio::test]
-async fn drivers_come_change_and_go_while_others_run() {
+async fn drivers_are_added_replaced_and_removed_at_run_time() {
     let rig = Rig::new();
-    rig.until("acme/disk", |state| *state == State::Absent).await;
+    rig.wait_for("acme/disk", |state| *state == DriverState::Absent).await;
     let error = rig.drivers.attach("acme/disk", &options(), "n1").await.unwrap_err();
     assert!(error.to_string().starts_with("there is no FlexVolume driver acme/disk in"), "{error}");
 
     rig.install("acme~disk", &[("init", r#"echo '{"status":"Success","capabilities":{"attach":false}}'"#)]);
     assert!(!rig.ready("acme/disk").await.attach);
     rig.install("acme~disk", &[("init", SUCCESS)]);
-    rig.until("acme/disk", |state| *state == State::Ready(Capabilities::default())).await;
+    rig.wait_for("acme/disk", |state| *state == DriverState::Ready(Capabilities::default())).await;
 
-    // What is hidden, and what holds no executable, is no driver.
+    // Hidden directories and directories without the executable are ignored.
     rig.install(".hidden", &[("init", SUCCESS)]);
-    fs::create_dir(rig.home("empty")).unwrap();
+    fs::create_dir(rig.driver_dir("empty")).unwrap();
     rig.install("last", &[("init", SUCCESS)]);
     rig.ready("last").await;
-    assert_eq!(rig.drivers.state(".hidden"), State::Absent);
-    assert_eq!(rig.drivers.state("empty"), State::Absent);
+    assert_eq!(rig.drivers.state(".hidden"), DriverState::Absent);
+    assert_eq!(rig.drivers.state("empty"), DriverState::Absent);
 
-    fs::remove_file(rig.home("acme~disk").join("disk")).unwrap();
-    rig.until("acme/disk", |state| *state == State::Absent).await;
+    fs::remove_file(rig.driver_dir("acme~disk").join("disk")).unwrap();
+    rig.wait_for("acme/disk", |state| *state == DriverState::Absent).await;
     fs::remove_dir_all(rig.dir.path().join("exec")).unwrap();
-    rig.until("last", |state| *state == State::Absent).await;
-    let made = async {
+    rig.wait_for("last", |state| *state == DriverState::Absent).await;
+    let recreated = async {
         while !rig.dir.path().join("exec").exists() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(WAIT, made).await.expect("the directory is made again");
+    tokio::time::timeout(TEST_TIMEOUT, recreated).await.expect("the directory is created again");
     rig.install("last", &[("init", SUCCESS)]);
     rig.ready("last").await;
 }
 
 #[tokio::test]
-async fn a_driver_that_fails_to_start_is_asked_again() {
+async fn a_failed_init_is_repeated() {
     let rig = Rig::new();
-    let well = rig.dir.path().join("well");
-    let init = format!("if [ -e {} ]; then {SUCCESS}; else echo later; fi", well.display());
-    rig.install("moody", &[("init", &init)]);
-    let state = rig.until("moody", |state| matches!(state, State::Failing(_))).await;
-    let State::Failing(why) = state else { panic!("{state:?}") };
+    let healthy = rig.dir.path().join("healthy");
+    let init = format!("if [ -e {} ]; then {SUCCESS}; else echo later; fi", healthy.display());
+    rig.install("flaky", &[("init", &init)]);
+    let state = rig.wait_for("flaky", |state| matches!(state, DriverState::Failing(_))).await;
+    let DriverState::Failing(why) = state else { panic!("{state:?}") };
     assert!(why.contains("not one JSON object"), "{why}");
-    fs::write(well, "").unwrap();
-    rig.ready("moody").await;
+    fs::write(healthy, "").unwrap();
+    rig.ready("flaky").await;
 }

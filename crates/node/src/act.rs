@@ -1,7 +1,8 @@
-//! One function per step: what is done to disk and driver, in which order. Idempotent; makes no choices.
+//! One function per step: stage, publish, unpublish, unstage. They access the disk and the driver, are idempotent, and
+//! make no decisions.
 //!
-//! The record is written before the call that it is about, and removed only after the inverse call succeeded and nothing is
-//! mounted any more: whatever may be mounted has a record.
+//! The record is written before the call, and removed only after the inverse call has succeeded and nothing is mounted any
+//! more. So every volume that may be mounted has a record.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,17 +10,17 @@ use std::path::{Path, PathBuf};
 
 use cleat_api::Key;
 use cleat_api::key::Meta as _;
-use cleat_csi::{CallError, Class};
+use cleat_csi::{CallError, ErrorClass};
 use cleat_host::{OffloadError, mount, offload};
-use cleat_runtime::write::{WriteError, live};
+use cleat_runtime::write::{WriteError, get_live};
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 
-use crate::actual::{Effect, Origin};
-use crate::agent::{FILES, Shared};
-use crate::desired::Wanted;
-use crate::layout::{Layout, Place, PublishedData, VolumeData, VolumeId, make_dir};
-use crate::plugin::csi::{Context, Driver, PodInfo};
+use crate::actual::{MountState, Provenance};
+use crate::context::AgentContext;
+use crate::desired::VolumeSpec;
+use crate::layout::{FILE_TIMEOUT, Layout, PublishedRecord, VolumeDir, VolumeId, VolumeRecord, make_dir};
+use crate::plugin::csi::{CallParameters, CsiDriver, PodInfo};
 
 /// Staging or publishing failed.
 #[derive(Debug, thiserror::Error)]
@@ -33,37 +34,39 @@ pub enum MountError {
     #[error("secret: {0}")]
     ReadSecret(#[source] WriteError),
     #[error("record in {dir:?}: {source}")]
-    Record { dir: PathBuf, source: OffloadError<io::Error>, cleared: Cleared },
+    Record { dir: PathBuf, source: OffloadError<io::Error>, leftovers: Leftovers },
     #[error(transparent)]
     Call(#[from] CallError),
-    /// The driver refused, but what it refused may be there all the same.
+    /// The driver returned a final error, but the clean-up found that the volume may be mounted.
     #[error("{call} ({left})")]
     Refused { call: CallError, left: UnmountError },
 }
 
-/// Whether anything of a step that failed is left on disk.
+/// Whether a failed step may have left a directory or a record that did not exist before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cleared {
-    Yes,
-    No,
+pub enum Leftovers {
+    None,
+    Possible,
 }
 
 impl MountError {
-    pub fn class(&self) -> Class {
+    pub fn class(&self) -> ErrorClass {
         match self {
             MountError::Call(call) => call.class(),
-            MountError::Refused { .. } | MountError::Record { cleared: Cleared::No, .. } => Class::Uncertain,
-            // Nothing was asked of the driver yet.
+            MountError::Refused { .. } | MountError::Record { leftovers: Leftovers::Possible, .. } => {
+                ErrorClass::Uncertain
+            }
+            // The driver was not called yet.
             MountError::NotAttached { .. }
             | MountError::ReadAttachment(_)
             | MountError::NoSecret(_)
             | MountError::ReadSecret(_)
-            | MountError::Record { cleared: Cleared::Yes, .. } => Class::Transient,
+            | MountError::Record { leftovers: Leftovers::None, .. } => ErrorClass::Transient,
         }
     }
 }
 
-/// Unpublishing or unstaging failed; the volume may or may not be mounted still.
+/// Unpublishing or unstaging failed; the volume may still be mounted.
 #[derive(Debug, thiserror::Error)]
 pub enum UnmountError {
     #[error("the device mount path {path:?} is still mounted by other references {others:?}")]
@@ -78,150 +81,167 @@ pub enum UnmountError {
     CleanUp { dir: PathBuf, why: String },
 }
 
-pub(crate) async fn stage(agent: &Shared, driver: &Driver, volume: &Wanted, before: Effect) -> Result<(), MountError> {
-    let context = Context {
-        publish: publish_context(agent, &volume.id).await?,
-        secrets: secrets(agent, volume.stage_secret.as_ref()).await?,
+pub(crate) async fn stage(
+    agent: &AgentContext,
+    driver: &CsiDriver,
+    volume: &VolumeSpec,
+    before: MountState,
+) -> Result<(), MountError> {
+    let parameters = CallParameters {
+        publish_context: publish_context(agent, &volume.id).await?,
+        secrets: read_secret(agent, volume.stage_secret.as_ref()).await?,
     };
-    let place = agent.layout.staged(&volume.id);
-    let data = VolumeData { volume: volume.id.clone(), published: None };
-    record(&place, before, data, Some(place.target.clone())).await?;
+    let volume_dir = agent.layout.staging_dir(&volume.id);
+    let record = VolumeRecord { volume: volume.id.clone(), published: None };
+    write_record(&volume_dir, before, record, Some(volume_dir.target.clone())).await?;
     cleat_crash::point("node:stage-recorded");
-    let result = driver.stage(volume, &place.target, context).await;
-    settle(&place, before, result).await?;
+    let result = driver.stage(volume, &volume_dir.target, parameters).await;
+    clean_up_after_refusal(&volume_dir, before, result).await?;
     cleat_crash::point("node:staged");
     Ok(())
 }
 
 pub(crate) async fn publish(
-    agent: &Shared,
-    driver: &Driver,
-    volume: &Wanted,
-    before: Effect,
+    agent: &AgentContext,
+    driver: &CsiDriver,
+    volume: &VolumeSpec,
+    before: MountState,
     pod: &PodInfo,
 ) -> Result<(), MountError> {
-    let context = Context {
-        publish: publish_context(agent, &volume.id).await?,
-        secrets: secrets(agent, volume.publish_secret.as_ref()).await?,
+    let parameters = CallParameters {
+        publish_context: publish_context(agent, &volume.id).await?,
+        secrets: read_secret(agent, volume.publish_secret.as_ref()).await?,
     };
-    let place = agent.layout.published(&pod.uid, &volume.spec_name);
-    let data = VolumeData {
+    let volume_dir = agent.layout.publish_dir(&pod.uid, &volume.spec_name);
+    let record = VolumeRecord {
         volume: volume.id.clone(),
-        published: Some(PublishedData {
+        published: Some(PublishedRecord {
             spec_name: volume.spec_name.clone(),
             node: agent.name.clone(),
             attachment: volume.id.attachment_name(&agent.name),
         }),
     };
-    // The target itself is the driver's to make.
-    record(&place, before, data, None).await?;
-    let staging = agent.layout.staged(&volume.id).target;
-    let result = driver.publish(volume, &staging, &place.target, pod, context).await;
-    settle(&place, before, result).await?;
+    // The driver creates the target path itself.
+    write_record(&volume_dir, before, record, None).await?;
+    let staging = agent.layout.staging_dir(&volume.id).target;
+    let result = driver.publish(volume, &staging, &volume_dir.target, pod, parameters).await;
+    clean_up_after_refusal(&volume_dir, before, result).await?;
     cleat_crash::point("node:published");
     Ok(())
 }
 
 pub(crate) async fn unpublish(
     layout: &Layout,
-    driver: &Driver,
+    driver: &CsiDriver,
     id: &VolumeId,
     uid: &str,
     spec_name: &str,
 ) -> Result<(), UnmountError> {
-    let place = layout.published(uid, spec_name);
-    driver.unpublish(&id.handle, &place.target).await?;
+    let volume_dir = layout.publish_dir(uid, spec_name);
+    driver.unpublish(&id.handle, &volume_dir.target).await?;
     cleat_crash::point("node:unpublished");
-    clean_up(place).await
+    clean_up(volume_dir).await
 }
 
-pub(crate) async fn unstage(layout: &Layout, driver: &Driver, id: &VolumeId) -> Result<(), UnmountError> {
-    let place = layout.staged(id);
-    let target = place.target.clone();
-    let others = offload(FILES, "read the mount table", move || mount::references(&target)).await;
-    // Several nodes of one machine stage a shared volume each for itself, at the same place below their own root.
-    let below = place.target.strip_prefix(layout.root()).unwrap_or(&place.target).to_owned();
-    let ours = layout.plugins();
-    let is_stage = |o: &PathBuf| o.starts_with(&ours) || o.ends_with(&below);
-    let others: Vec<PathBuf> = others.map_err(UnmountError::Mounts)?.into_iter().filter(|o| !is_stage(o)).collect();
-    if !others.is_empty() {
-        return Err(UnmountError::Referenced { path: place.target, others });
+pub(crate) async fn unstage(layout: &Layout, driver: &CsiDriver, id: &VolumeId) -> Result<(), UnmountError> {
+    let volume_dir = layout.staging_dir(id);
+    let target = volume_dir.target.clone();
+    let other_mounts = offload(FILE_TIMEOUT, "read the mount table", move || mount::references(&target)).await;
+    // Several agents on one machine may stage a shared volume, each at the same path below its own root.
+    let relative = volume_dir.target.strip_prefix(layout.root()).unwrap_or(&volume_dir.target).to_owned();
+    let plugins_dir = layout.plugins_dir();
+    let is_staging_mount = |o: &PathBuf| o.starts_with(&plugins_dir) || o.ends_with(&relative);
+    let other_mounts: Vec<PathBuf> =
+        other_mounts.map_err(UnmountError::Mounts)?.into_iter().filter(|o| !is_staging_mount(o)).collect();
+    if !other_mounts.is_empty() {
+        return Err(UnmountError::Referenced { path: volume_dir.target, others: other_mounts });
     }
-    // A driver without the capability has no such call; then the directories go, if nothing is mounted there.
+    // A driver without the capability STAGE_UNSTAGE_VOLUME has no such call; only the directories are removed.
     if driver.stages() {
-        driver.unstage(&id.handle, &place.target).await?;
+        driver.unstage(&id.handle, &volume_dir.target).await?;
         cleat_crash::point("node:unstaged");
     }
-    clean_up(place).await
+    clean_up(volume_dir).await
 }
 
-/// After an answer that settles the matter, nothing of a refused call stays on disk; of a call in doubt everything does.
-async fn settle(place: &Place, before: Effect, result: Result<(), CallError>) -> Result<(), MountError> {
+/// Removes directory and record after a final error, if this run created them. After any other error they stay, because the
+/// volume may be mounted.
+async fn clean_up_after_refusal(
+    volume_dir: &VolumeDir,
+    before: MountState,
+    result: Result<(), CallError>,
+) -> Result<(), MountError> {
     let Err(call) = result else { return Ok(()) };
-    if call.class() != Class::Final || before.origin != Origin::Own {
+    if call.class() != ErrorClass::Final || before.provenance != Provenance::ThisRun {
         return Err(call.into());
     }
-    match clean_up(place.clone()).await {
+    match clean_up(volume_dir.clone()).await {
         Ok(()) => Err(call.into()),
         Err(left) => Err(MountError::Refused { call, left }),
     }
 }
 
-/// A record that could not be written leaves nothing behind where nothing was before: a directory without a record would
-/// keep its pod for ever.
-async fn record(place: &Place, before: Effect, data: VolumeData, target: Option<PathBuf>) -> Result<(), MountError> {
-    let writing = place.clone();
+/// Writes the record and, for a stage, creates the staging path. If that fails and nothing existed before, it removes
+/// what it created: a directory without a record would keep the pod's directory for ever.
+async fn write_record(
+    volume_dir: &VolumeDir,
+    before: MountState,
+    record: VolumeRecord,
+    target: Option<PathBuf>,
+) -> Result<(), MountError> {
+    let writing = volume_dir.clone();
     let write = move || {
-        writing.write(&data)?;
+        writing.write_record(&record)?;
         target.map_or(Ok(()), |target: PathBuf| make_target(&target))
     };
-    let Err(source) = offload(FILES, "write the record of a volume", write).await else { return Ok(()) };
-    let nothing_before = !before.presence.possible();
-    let left = source.uncertain() || (nothing_before && clean_up(place.clone()).await.is_err());
-    let cleared = if left { Cleared::No } else { Cleared::Yes };
-    Err(MountError::Record { dir: place.dir.clone(), source, cleared })
+    let Err(source) = offload(FILE_TIMEOUT, "write the record of a volume", write).await else { return Ok(()) };
+    let nothing_before = !before.presence.may_be_present();
+    let left = source.uncertain() || (nothing_before && clean_up(volume_dir.clone()).await.is_err());
+    let leftovers = if left { Leftovers::Possible } else { Leftovers::None };
+    Err(MountError::Record { dir: volume_dir.dir.clone(), source, leftovers })
 }
 
 fn make_target(target: &Path) -> io::Result<()> {
     match make_dir(target) {
-        // Something is mounted there that does not answer; the driver will say what to do about it.
+        // A mount at this path does not respond. The driver handles it in NodeStageVolume.
         Err(e) if mount::is_mount_point(target).unwrap_or(false) => {
-            tracing::warn!(error = %e, ?target, "staging directory is mounted and does not answer");
+            tracing::warn!(error = %e, ?target, "the mount at the staging path does not respond");
             Ok(())
         }
         result => result,
     }
 }
 
-async fn clean_up(place: Place) -> Result<(), UnmountError> {
-    enum Trouble {
+async fn clean_up(volume_dir: VolumeDir) -> Result<(), UnmountError> {
+    enum CleanUpFailure {
         Mounted,
         Other(String),
     }
-    let dir = place.dir.clone();
-    let target = place.target.clone();
-    let remove = move || match mount::is_mount_point(&place.target) {
-        Ok(true) => Err(Trouble::Mounted),
-        Ok(false) => place.remove().map_err(|e| Trouble::Other(e.to_string())),
-        Err(e) => Err(Trouble::Other(e.to_string())),
+    let dir = volume_dir.dir.clone();
+    let target = volume_dir.target.clone();
+    let remove = move || match mount::is_mount_point(&volume_dir.target) {
+        Ok(true) => Err(CleanUpFailure::Mounted),
+        Ok(false) => volume_dir.remove().map_err(|e| CleanUpFailure::Other(e.to_string())),
+        Err(e) => Err(CleanUpFailure::Other(e.to_string())),
     };
-    offload(FILES, "remove the directory of a volume", remove).await.map_err(|e| match e {
-        OffloadError::Failed(Trouble::Mounted) => UnmountError::StillMounted { target },
-        OffloadError::Failed(Trouble::Other(why)) => UnmountError::CleanUp { dir, why },
+    offload(FILE_TIMEOUT, "remove the directory of a volume", remove).await.map_err(|e| match e {
+        OffloadError::Failed(CleanUpFailure::Mounted) => UnmountError::StillMounted { target },
+        OffloadError::Failed(CleanUpFailure::Other(why)) => UnmountError::CleanUp { dir, why },
         OffloadError::Deadline { .. } => UnmountError::CleanUp { dir, why: "the file system hangs".into() },
         OffloadError::Spawn { source, .. } => UnmountError::CleanUp { dir, why: source.to_string() },
         OffloadError::Panicked { .. } => UnmountError::CleanUp { dir, why: "internal error".into() },
     })
 }
 
-/// What the attacher learned when it attached the volume. Read from the server: the cache may lag behind a detach.
-async fn publish_context(agent: &Shared, id: &VolumeId) -> Result<BTreeMap<String, String>, MountError> {
+/// Returns the attachment metadata that the attacher stored. It is read from the server, because the cache may not show a
+/// detach yet.
+async fn publish_context(agent: &AgentContext, id: &VolumeId) -> Result<BTreeMap<String, String>, MountError> {
     if !agent.attach_required(&id.driver) {
         return Ok(BTreeMap::new());
     }
     let name = id.attachment_name(&agent.name);
     let found: Option<VolumeAttachment> =
-        live(&agent.client, &Key::cluster(&name)).await.map_err(MountError::ReadAttachment)?;
+        get_live(&agent.client, &Key::cluster(&name)).await.map_err(MountError::ReadAttachment)?;
     let not_attached = |why| MountError::NotAttached { handle: id.handle.clone(), attachment: name.clone(), why };
     let found = found.ok_or_else(|| not_attached("it does not exist"))?;
     if found.metadata.is_deleting() {
@@ -233,9 +253,9 @@ async fn publish_context(agent: &Shared, id: &VolumeId) -> Result<BTreeMap<Strin
     }
 }
 
-async fn secrets(agent: &Shared, key: Option<&Key>) -> Result<BTreeMap<String, String>, MountError> {
+async fn read_secret(agent: &AgentContext, key: Option<&Key>) -> Result<BTreeMap<String, String>, MountError> {
     let Some(key) = key else { return Ok(BTreeMap::new()) };
-    let found: Option<Secret> = live(&agent.client, key).await.map_err(MountError::ReadSecret)?;
+    let found: Option<Secret> = get_live(&agent.client, key).await.map_err(MountError::ReadSecret)?;
     let data = found.ok_or_else(|| MountError::NoSecret(key.clone()))?.data.unwrap_or_default();
     Ok(data.into_iter().map(|(k, v)| (k, String::from_utf8_lossy(&v.0).into_owned())).collect())
 }
@@ -253,26 +273,26 @@ mod tests {
         OffloadError::Failed(io::ErrorKind::StorageFull.into())
     }
 
-    /// What is taken for absent is never unmounted again: only what is known to be gone may be.
+    /// A volume that counts as absent is not unmounted, so an error may be final only if nothing can be mounted.
     #[test]
-    fn a_refusal_counts_only_if_nothing_is_left() {
+    fn an_error_is_final_only_if_nothing_is_left() {
         let dir = PathBuf::new;
         for (case, error, want) in [
-            ("refused, nothing left", MountError::Call(refused()), Class::Final),
+            ("refused, nothing left", MountError::Call(refused()), ErrorClass::Final),
             (
                 "refused, and mounted all the same",
                 MountError::Refused { call: refused(), left: UnmountError::StillMounted { target: dir() } },
-                Class::Uncertain,
+                ErrorClass::Uncertain,
             ),
             (
                 "the record could not be written, nothing left",
-                MountError::Record { dir: dir(), source: full(), cleared: Cleared::Yes },
-                Class::Transient,
+                MountError::Record { dir: dir(), source: full(), leftovers: Leftovers::None },
+                ErrorClass::Transient,
             ),
             (
                 "the record could not be written, its directory stays",
-                MountError::Record { dir: dir(), source: full(), cleared: Cleared::No },
-                Class::Uncertain,
+                MountError::Record { dir: dir(), source: full(), leftovers: Leftovers::Possible },
+                ErrorClass::Uncertain,
             ),
         ] {
             assert_eq!(error.class(), want, "{case}");

@@ -1,13 +1,13 @@
-//! What is staged and published on this node, and what may be. Changed only by the outcome of operations; pure.
+//! What is, or may be, staged and published on this node. Changed only by the outcome of operations; pure.
 
 use std::collections::BTreeMap;
 
-use cleat_csi::Class;
+use cleat_csi::ErrorClass;
 
 use crate::layout::PodUid;
 
-/// Whether an effect is in place. `Uncertain` counts as "there" for everyone who wants to take away what is below it, and
-/// as "not there" for everyone who wants to build upon it.
+/// Whether a volume is mounted at a path. `Uncertain` counts as mounted for steps that unmount (it must be unpublished and
+/// unstaged), and as not mounted for steps that need the mount (it must be staged again before a publish).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Presence {
     #[default]
@@ -17,89 +17,92 @@ pub enum Presence {
 }
 
 impl Presence {
-    pub fn possible(self) -> bool {
+    pub fn may_be_present(self) -> bool {
         self != Presence::Absent
     }
 }
 
-/// Whether this process saw an effect come about, or found traces of it at its start.
+/// Whether this process made the call, or found the record of an earlier run at its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Origin {
+pub enum Provenance {
     #[default]
-    Own,
-    /// It may have worked for years: a failed repetition does not prove that it is gone.
-    Found,
+    ThisRun,
+    /// The mount may have been used for a long time: a failed repetition of the call does not prove that it is absent.
+    Reconstructed,
 }
 
+/// The state of one mount: a staging path, or the target path of a pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Effect {
+pub struct MountState {
     pub presence: Presence,
-    pub origin: Origin,
+    pub provenance: Provenance,
 }
 
-impl Effect {
-    pub fn found() -> Effect {
-        Effect { presence: Presence::Uncertain, origin: Origin::Found }
+impl MountState {
+    /// A record of an earlier run was found.
+    pub fn reconstructed() -> MountState {
+        MountState { presence: Presence::Uncertain, provenance: Provenance::Reconstructed }
     }
 
-    /// The call is about to be made: from here on it may have happened.
+    /// The state from the moment before the call is sent: it may have taken effect.
     #[must_use]
-    pub fn begun(self) -> Effect {
+    pub fn call_started(self) -> MountState {
         match self.presence {
-            Presence::Absent => Effect { presence: Presence::Uncertain, origin: Origin::Own },
+            Presence::Absent => MountState { presence: Presence::Uncertain, provenance: Provenance::ThisRun },
             Presence::Uncertain | Presence::Present => self,
         }
     }
 
-    pub fn done() -> Effect {
-        Effect { presence: Presence::Present, origin: Origin::Own }
+    /// The call has succeeded.
+    pub fn mounted() -> MountState {
+        MountState { presence: Presence::Present, provenance: Provenance::ThisRun }
     }
 
-    /// The call that was made in state `self` (before [`Effect::begun`]) failed.
+    /// The state after a failed call. `self` is the state before [`MountState::call_started`].
     #[must_use]
-    pub fn failed(self, class: Class) -> Effect {
-        match (self.presence, self.origin, class) {
-            (_, _, Class::Transient) | (Presence::Present, _, _) => self,
-            (Presence::Absent, _, Class::Final) => self,
-            (Presence::Uncertain, Origin::Found, _) => self,
-            (Presence::Uncertain, Origin::Own, Class::Final) => Effect::default(),
-            (Presence::Absent | Presence::Uncertain, _, Class::Uncertain) => {
-                Effect { presence: Presence::Uncertain, origin: Origin::Own }
+    pub fn call_failed(self, class: ErrorClass) -> MountState {
+        match (self.presence, self.provenance, class) {
+            (_, _, ErrorClass::Transient) | (Presence::Present, _, _) => self,
+            (Presence::Absent, _, ErrorClass::Final) => self,
+            (Presence::Uncertain, Provenance::Reconstructed, _) => self,
+            (Presence::Uncertain, Provenance::ThisRun, ErrorClass::Final) => MountState::default(),
+            (Presence::Absent | Presence::Uncertain, _, ErrorClass::Uncertain) => {
+                MountState { presence: Presence::Uncertain, provenance: Provenance::ThisRun }
             }
         }
     }
 
-    /// The inverse call failed: nobody knows how far it got.
+    /// The state after a failed unpublish or unstage, which may have taken effect partly.
     #[must_use]
-    pub fn undo_failed(self) -> Effect {
-        Effect { presence: Presence::Uncertain, ..self }
+    pub fn undo_failed(self) -> MountState {
+        MountState { presence: Presence::Uncertain, ..self }
     }
 }
 
-/// One volume of one pod.
+/// A volume as published for one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Published {
-    pub effect: Effect,
-    /// The name of the PersistentVolume it was published under, which is the name of its directory.
+pub struct PublishedVolume {
+    pub state: MountState,
+    /// The name of the PersistentVolume under which it was published; it is also the name of its directory.
     pub spec_name: String,
 }
 
-/// One volume on this node.
+/// The mounts of one volume on this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Actual {
-    pub staged: Effect,
-    pub pods: BTreeMap<PodUid, Published>,
+pub struct ActualVolume {
+    pub staged: MountState,
+    pub pods: BTreeMap<PodUid, PublishedVolume>,
 }
 
-impl Actual {
-    pub fn published(&self, uid: &str) -> Effect {
-        self.pods.get(uid).map(|p| p.effect).unwrap_or_default()
+impl ActualVolume {
+    pub fn published(&self, uid: &str) -> MountState {
+        self.pods.get(uid).map(|p| p.state).unwrap_or_default()
     }
 
-    /// Records the outcome for a pod; an absent effect leaves no entry.
-    pub fn set_published(&mut self, uid: &str, spec_name: &str, effect: Effect) {
-        if effect.presence.possible() {
-            self.pods.insert(uid.to_owned(), Published { effect, spec_name: spec_name.to_owned() });
+    /// Sets the state for a pod. An absent state removes the entry.
+    pub fn set_published(&mut self, uid: &str, spec_name: &str, state: MountState) {
+        if state.presence.may_be_present() {
+            self.pods.insert(uid.to_owned(), PublishedVolume { state, spec_name: spec_name.to_owned() });
         } else {
             self.pods.remove(uid);
         }
@@ -109,31 +112,36 @@ impl Actual {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Class::{Final, Transient, Uncertain as Unsure};
+    use ErrorClass::{Final, Transient, Uncertain as Unknown};
     use Presence::*;
 
     #[test]
-    fn failures_change_only_what_they_prove() {
-        let own = |presence| Effect { presence, origin: Origin::Own };
+    fn a_failed_call_changes_only_what_it_proves() {
+        let own = |presence| MountState { presence, provenance: Provenance::ThisRun };
         for (case, before, class, want) in [
             ("refused before anything happened", own(Absent), Final, own(Absent)),
-            ("no answer: it may be there", own(Absent), Unsure, own(Uncertain)),
+            ("no answer: it may be there", own(Absent), Unknown, own(Uncertain)),
             ("nothing was started", own(Absent), Transient, own(Absent)),
             ("the repetition was refused: it is not there", own(Uncertain), Final, own(Absent)),
-            ("still no answer", own(Uncertain), Unsure, own(Uncertain)),
+            ("still no answer", own(Uncertain), Unknown, own(Uncertain)),
             ("still nothing started", own(Uncertain), Transient, own(Uncertain)),
-            ("found at start: a refusal proves nothing", Effect::found(), Final, Effect::found()),
+            (
+                "reconstructed: a refusal proves nothing",
+                MountState::reconstructed(),
+                Final,
+                MountState::reconstructed(),
+            ),
             ("a repeated publish failed: it stays mounted", own(Present), Final, own(Present)),
         ] {
-            assert_eq!(before.failed(class), want, "{case}");
+            assert_eq!(before.call_failed(class), want, "{case}");
         }
     }
 
     #[test]
-    fn a_begun_call_counts_until_its_end_is_known() {
-        assert_eq!(Effect::default().begun().presence, Uncertain);
-        assert_eq!(Effect::done().begun().presence, Present);
-        assert_eq!(Effect::found().begun(), Effect::found());
-        assert_eq!(Effect::done().undo_failed().presence, Uncertain);
+    fn a_started_call_counts_until_its_outcome_is_known() {
+        assert_eq!(MountState::default().call_started().presence, Uncertain);
+        assert_eq!(MountState::mounted().call_started().presence, Present);
+        assert_eq!(MountState::reconstructed().call_started(), MountState::reconstructed());
+        assert_eq!(MountState::mounted().undo_failed().presence, Uncertain);
     }
 }

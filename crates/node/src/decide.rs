@@ -1,55 +1,55 @@
-//! What is to be done next about one volume on this node? Pure: what is wanted and what is there go in, one step comes out,
-//! and for every pod that cannot have the volume yet the reason it waits.
+//! Decides the next step for one volume on this node. Pure: it takes the observed volume with its pods, and returns one step
+//! and, for every pod that cannot have the volume yet, the reason why it waits.
 //!
-//! The caller owns the volume alone while it asks, carries the step out, and asks again. One step at a time keeps every
-//! step based on what the one before it brought.
+//! The caller is the only one that works on the volume. It carries out the step and calls [`decide`] again, so that
+//! every step is based on the outcome of the previous one.
 
 use std::collections::BTreeMap;
 
 use crate::actual::Presence;
 use crate::layout::PodUid;
 
-/// What a pod means to the volume.
+/// What a pod needs of the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Desire {
-    /// It needs the volume.
+pub enum PodNeed {
+    /// The volume must be mounted.
     Mount,
-    /// Its containers are being stopped: what it has stays, nothing new is begun.
+    /// The pod is terminating: an existing mount stays, no new one is made.
     Keep,
-    /// It is known to be done with all of its volumes.
+    /// The pod has terminated or is deleted: the volume must be unmounted.
     Release,
-    /// It is not in the cache, and nobody has asked the server yet.
+    /// The pod is not in the cache and has not been read from the server yet: nothing changes.
     Unconfirmed,
 }
 
-/// One pod in the eyes of the volume.
+/// One pod of the volume.
 #[derive(Clone, Debug)]
-pub struct PodView {
+pub struct ObservedPod {
     pub uid: PodUid,
-    pub desire: Desire,
+    pub need: PodNeed,
     pub published: Presence,
     /// The volume's only access mode is ReadWriteOncePod.
     pub exclusive: bool,
-    /// A step for this pod failed since the caller last came here: it is not tried again before others had their turn.
+    /// A step for this pod failed in this reconcile. It is repeated in the next one, so that other pods are not delayed.
     pub failed: bool,
 }
 
 /// The attachment of the volume to this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Attach {
-    /// The driver needs none.
+pub enum AttachState {
+    /// The driver requires no attachment.
     NotRequired,
     Required {
-        /// The server has acknowledged that this node lists the volume as in use.
-        reported: bool,
-        /// Read after that acknowledgement, the Node lists the volume as attached.
-        listed: bool,
-        attachment: Attachment,
+        /// The server has acknowledged the volume in `volumesInUse` of this node.
+        in_use_reported: bool,
+        /// The Node, read after that acknowledgement, lists the volume in `volumesAttached`.
+        listed_as_attached: bool,
+        attachment: AttachmentState,
     },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Attachment {
+pub enum AttachmentState {
     Missing,
     Deleting,
     Pending,
@@ -58,74 +58,76 @@ pub enum Attachment {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Driver {
+pub enum DriverState {
     NotRegistered,
     Registered { stages: bool },
 }
 
+/// One volume on this node, as [`decide`] needs it.
 #[derive(Clone, Debug)]
-pub struct Seen {
-    /// Oldest first: the pod that has waited longest is served first.
-    pub pods: Vec<PodView>,
+pub struct ObservedVolume {
+    /// Oldest first: the pod that was created first is served first.
+    pub pods: Vec<ObservedPod>,
     pub staged: Presence,
-    /// Staging or unstaging failed since the caller last came here.
+    /// Staging or unstaging failed in this reconcile.
     pub stage_failed: bool,
-    pub attach: Attach,
-    pub driver: Driver,
+    pub attach: AttachState,
+    pub driver: DriverState,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     Unpublish(PodUid),
-    /// With the settings of this pod's volume.
+    /// With the volume spec of this pod.
     Stage(PodUid),
     Publish(PodUid),
     Unstage,
-    /// Nothing of the volume is left here: it may leave volumesInUse.
+    /// Nothing of the volume is left on this node: it may leave `volumesInUse`.
     Forget,
 }
 
 /// Why a pod does not have the volume yet, or still has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wait {
+pub enum WaitReason {
     DriverNotRegistered,
     InUseNotReported,
-    NotAttached(Attachment),
+    NotAttached(AttachmentState),
     UsedByAnotherPod,
-    /// The last attempt failed; its message is with the caller.
-    Retry,
-    /// Another pod's step comes first.
-    Turn,
+    /// The last attempt failed. The caller has the message and repeats the step after a backoff.
+    LastAttemptFailed,
+    /// The step of another pod is carried out first.
+    AnotherPodFirst,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     pub next: Option<Step>,
-    pub waiting: BTreeMap<PodUid, Wait>,
+    pub waiting: BTreeMap<PodUid, WaitReason>,
 }
 
-pub fn decide(seen: &Seen) -> Plan {
+pub fn decide(volume: &ObservedVolume) -> Plan {
     let mut plan = Plan::default();
-    // Taking away comes first: it frees what others wait for.
-    for pod in seen.pods.iter().filter(|p| p.desire == Desire::Release && p.published.possible()) {
-        plan.add(pod, unpublish(pod, seen.driver));
+    // Unpublish first: other pods may wait for an exclusive volume.
+    for pod in volume.pods.iter().filter(|p| p.need == PodNeed::Release && p.published.may_be_present()) {
+        plan.add(pod, unpublish(pod, volume.driver));
     }
-    for pod in seen.pods.iter().filter(|p| p.desire == Desire::Mount && p.published != Presence::Present) {
-        plan.add(pod, mount(pod, seen));
+    for pod in volume.pods.iter().filter(|p| p.need == PodNeed::Mount && p.published != Presence::Present) {
+        plan.add(pod, mount(pod, volume));
     }
-    let in_use = seen.pods.iter().any(|p| p.published.possible() || matches!(p.desire, Desire::Mount | Desire::Keep));
+    let in_use =
+        volume.pods.iter().any(|p| p.published.may_be_present() || matches!(p.need, PodNeed::Mount | PodNeed::Keep));
     if plan.next.is_none() && !in_use {
-        plan.next = leave(seen);
+        plan.next = unstage_or_forget(volume);
     }
     plan
 }
 
 impl Plan {
-    fn add(&mut self, pod: &PodView, step: Result<Step, Wait>) {
+    fn add(&mut self, pod: &ObservedPod, step: Result<Step, WaitReason>) {
         match step {
             Ok(step) if self.next.is_none() => self.next = Some(step),
             Ok(_) => {
-                self.waiting.insert(pod.uid.clone(), Wait::Turn);
+                self.waiting.insert(pod.uid.clone(), WaitReason::AnotherPodFirst);
             }
             Err(wait) => {
                 self.waiting.insert(pod.uid.clone(), wait);
@@ -134,49 +136,51 @@ impl Plan {
     }
 }
 
-fn unpublish(pod: &PodView, driver: Driver) -> Result<Step, Wait> {
+fn unpublish(pod: &ObservedPod, driver: DriverState) -> Result<Step, WaitReason> {
     match driver {
-        _ if pod.failed => Err(Wait::Retry),
-        Driver::NotRegistered => Err(Wait::DriverNotRegistered),
-        Driver::Registered { .. } => Ok(Step::Unpublish(pod.uid.clone())),
+        _ if pod.failed => Err(WaitReason::LastAttemptFailed),
+        DriverState::NotRegistered => Err(WaitReason::DriverNotRegistered),
+        DriverState::Registered { .. } => Ok(Step::Unpublish(pod.uid.clone())),
     }
 }
 
-fn mount(pod: &PodView, seen: &Seen) -> Result<Step, Wait> {
-    match &seen.attach {
-        Attach::NotRequired => {}
-        Attach::Required { reported: false, .. } => return Err(Wait::InUseNotReported),
-        Attach::Required { attachment, listed, .. } if *attachment != Attachment::Attached || !listed => {
-            // The list follows the attachment; until it does, "attached" alone is not enough.
-            let attachment = if *attachment == Attachment::Attached { &Attachment::Pending } else { attachment };
-            return Err(Wait::NotAttached(attachment.clone()));
+fn mount(pod: &ObservedPod, volume: &ObservedVolume) -> Result<Step, WaitReason> {
+    match &volume.attach {
+        AttachState::NotRequired => {}
+        AttachState::Required { in_use_reported: false, .. } => return Err(WaitReason::InUseNotReported),
+        AttachState::Required { attachment, listed_as_attached, .. }
+            if *attachment != AttachmentState::Attached || !listed_as_attached =>
+        {
+            // The attach/detach controller updates `volumesAttached` after the attachment. The volume may be used only then.
+            let attachment =
+                if *attachment == AttachmentState::Attached { &AttachmentState::Pending } else { attachment };
+            return Err(WaitReason::NotAttached(attachment.clone()));
         }
-        Attach::Required { .. } => {}
+        AttachState::Required { .. } => {}
     }
-    let Driver::Registered { stages } = seen.driver else { return Err(Wait::DriverNotRegistered) };
-    let others = seen.pods.iter().any(|other| other.uid != pod.uid && other.published.possible());
-    if pod.exclusive && others {
-        return Err(Wait::UsedByAnotherPod);
+    let DriverState::Registered { stages } = volume.driver else { return Err(WaitReason::DriverNotRegistered) };
+    let used_by_others = volume.pods.iter().any(|other| other.uid != pod.uid && other.published.may_be_present());
+    if pod.exclusive && used_by_others {
+        return Err(WaitReason::UsedByAnotherPod);
     }
     if pod.failed {
-        return Err(Wait::Retry);
+        return Err(WaitReason::LastAttemptFailed);
     }
-    match (stages, seen.staged) {
-        (true, Presence::Absent | Presence::Uncertain) if seen.stage_failed => Err(Wait::Retry),
+    match (stages, volume.staged) {
+        (true, Presence::Absent | Presence::Uncertain) if volume.stage_failed => Err(WaitReason::LastAttemptFailed),
         (true, Presence::Absent | Presence::Uncertain) => Ok(Step::Stage(pod.uid.clone())),
         (true, Presence::Present) | (false, _) => Ok(Step::Publish(pod.uid.clone())),
     }
 }
 
-fn leave(seen: &Seen) -> Option<Step> {
-    match (seen.staged, seen.driver) {
+fn unstage_or_forget(volume: &ObservedVolume) -> Option<Step> {
+    match (volume.staged, volume.driver) {
         (Presence::Absent, _) => Some(Step::Forget),
-        _ if seen.stage_failed => None,
-        (_, Driver::Registered { .. }) => Some(Step::Unstage),
-        (_, Driver::NotRegistered) => None,
+        _ if volume.stage_failed => None,
+        (_, DriverState::Registered { .. }) => Some(Step::Unstage),
+        (_, DriverState::NotRegistered) => None,
     }
 }
 
 #[cfg(test)]
-#[path = "decide_table.rs"]
-mod table;
+mod tests;

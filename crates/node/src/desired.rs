@@ -1,5 +1,5 @@
-//! What a pod wants of its node's volumes. Pure: a pod and the objects its volumes lead to go in; per volume, what to mount or
-//! why that is not known yet, comes out.
+//! Resolves the volumes of a pod. Pure: it takes a pod and the objects that its volumes refer to, and returns for each
+//! volume what to mount, or why that cannot be determined yet.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,39 +8,40 @@ use cleat_api::Key;
 use cleat_api::access::READ_WRITE_ONCE_POD;
 use cleat_api::claim;
 use cleat_api::key::Meta as _;
-use cleat_api::well_known::finalizer;
 use cleat_api::pod::{self as api_pod, ClaimVolume};
+use cleat_api::well_known::finalizer;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, SecretReference, Volume};
 use k8s_openapi::api::storage::v1::CSIDriver;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::layout::{PodUid, VolumeId, is_component};
+use crate::layout::{PodUid, VolumeId, is_path_component};
 
-/// The objects a pod's volumes lead to.
-pub trait Objects {
+/// Reads the objects that the volumes of a pod refer to.
+pub trait ObjectReader {
     fn claim(&self, key: &Key) -> Option<Arc<PersistentVolumeClaim>>;
     fn volume(&self, name: &str) -> Option<Arc<PersistentVolume>>;
     fn driver(&self, name: &str) -> Option<Arc<CSIDriver>>;
 }
 
-/// How far along its life a pod is.
+/// The part of a pod's life, as far as its volumes are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum PodLifecycle {
     Running,
-    /// Being deleted while containers still run.
-    Stopping,
+    /// The pod is being deleted and a container still runs.
+    Terminating,
     /// No container runs or will run.
-    Ended,
+    Terminated,
 }
 
+/// A pod of this node with its resolved volumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PodWants {
+pub struct DesiredPod {
     pub key: Key,
     pub uid: PodUid,
     pub service_account: String,
     pub created: Option<Time>,
-    pub stage: Stage,
-    /// Only volumes that some container uses.
+    pub lifecycle: PodLifecycle,
+    /// Only volumes that a container uses.
     pub volumes: Vec<PodVolume>,
 }
 
@@ -48,14 +49,14 @@ pub struct PodWants {
 pub struct PodVolume {
     /// The name in the pod's spec.
     pub name: String,
-    pub want: Result<Arc<Wanted>, Blocked>,
+    pub spec: Result<Arc<VolumeSpec>, ResolveError>,
 }
 
-/// A volume that can be mounted: all that the driver's calls will say about it.
+/// A volume that can be mounted: everything that the calls to its driver need.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct VolumeSpec {
     pub id: VolumeId,
-    /// The PersistentVolume's name.
+    /// The name of the PersistentVolume.
     pub spec_name: String,
     pub read_only: bool,
     pub fs_type: String,
@@ -64,20 +65,21 @@ pub struct Wanted {
     pub attributes: BTreeMap<String, String>,
     pub stage_secret: Option<Key>,
     pub publish_secret: Option<Key>,
-    /// The driver wants to know for which pod it publishes.
+    /// `podInfoOnMount` of the CSIDriver: NodePublishVolume contains the name, namespace, uid and service account of
+    /// the pod.
     pub pod_info: bool,
 }
 
-impl Wanted {
-    /// Only one pod at a time may have it.
-    pub fn exclusive(&self) -> bool {
+impl VolumeSpec {
+    /// Only one pod at a time may use the volume.
+    pub fn is_exclusive(&self) -> bool {
         self.access_modes == [READ_WRITE_ONCE_POD]
     }
 }
 
-/// Why it is not known what to mount.
+/// Why a volume cannot be mounted yet.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Blocked {
+pub enum ResolveError {
     #[error("error processing PVC {0}: it does not exist")]
     ClaimMissing(Key),
     #[error("error processing PVC {0}: PVC is being deleted")]
@@ -85,63 +87,64 @@ pub enum Blocked {
     #[error("error processing PVC {0}: PVC is not bound")]
     ClaimNotBound(Key),
     #[error("error processing PVC {0}: it was not made for this pod")]
-    ClaimOfAnother(Key),
+    ClaimNotOwned(Key),
     #[error("PV {0} does not exist")]
     VolumeMissing(String),
     #[error("found PV object {volume} but its pv.Spec.ClaimRef.UID {has} does not point to claim.UID {want}")]
-    VolumeOfAnother { volume: String, has: String, want: String },
+    VolumeNotBound { volume: String, has: String, want: String },
     #[error("PV {volume}: {field} {value:?} cannot be part of a path")]
-    BadName { volume: String, field: &'static str, value: String },
+    InvalidName { volume: String, field: &'static str, value: String },
     #[error("volume {volume} has volumeMode {mode}, but is specified in {used_as}")]
-    WrongMode { volume: String, mode: String, used_as: &'static str },
+    WrongVolumeMode { volume: String, mode: String, used_as: &'static str },
     #[error("{0} volumes are not supported by this node agent yet")]
-    Unsupported(String),
+    UnsupportedVolume(String),
 }
 
-impl Blocked {
-    /// For the pod's condition.
+impl ResolveError {
+    /// The reason in the pod's condition.
     pub fn reason(&self) -> &'static str {
         match self {
-            Blocked::ClaimMissing(_) => "ClaimMissing",
-            Blocked::ClaimDeleting(_) => "ClaimDeleting",
-            Blocked::ClaimNotBound(_) => "ClaimNotBound",
-            Blocked::ClaimOfAnother(_) => "ClaimNotOwned",
-            Blocked::VolumeMissing(_) => "VolumeMissing",
-            Blocked::VolumeOfAnother { .. } => "VolumeNotBound",
-            Blocked::BadName { .. } => "InvalidName",
-            Blocked::WrongMode { .. } => "WrongVolumeMode",
-            Blocked::Unsupported(_) => "UnsupportedVolume",
+            ResolveError::ClaimMissing(_) => "ClaimMissing",
+            ResolveError::ClaimDeleting(_) => "ClaimDeleting",
+            ResolveError::ClaimNotBound(_) => "ClaimNotBound",
+            ResolveError::ClaimNotOwned(_) => "ClaimNotOwned",
+            ResolveError::VolumeMissing(_) => "VolumeMissing",
+            ResolveError::VolumeNotBound { .. } => "VolumeNotBound",
+            ResolveError::InvalidName { .. } => "InvalidName",
+            ResolveError::WrongVolumeMode { .. } => "WrongVolumeMode",
+            ResolveError::UnsupportedVolume(_) => "UnsupportedVolume",
         }
     }
 
-    /// Whether the passing of time, without anyone's help, is expected to end it.
-    pub fn passing(&self) -> bool {
-        matches!(self, Blocked::ClaimMissing(_) | Blocked::ClaimNotBound(_) | Blocked::VolumeMissing(_))
+    /// Whether the control plane is expected to resolve it without a user's help.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, ResolveError::ClaimMissing(_) | ResolveError::ClaimNotBound(_) | ResolveError::VolumeMissing(_))
     }
 }
 
-pub fn wants(pod: &Pod, objects: &dyn Objects) -> PodWants {
-    let stage = match (api_pod::is_terminated(pod), pod.metadata.is_deleting()) {
-        (true, _) => Stage::Ended,
-        (false, true) => Stage::Stopping,
-        (false, false) => Stage::Running,
+/// Resolves all volumes of the pod that a container uses.
+pub fn resolve_pod(pod: &Pod, objects: &dyn ObjectReader) -> DesiredPod {
+    let lifecycle = match (api_pod::is_terminated(pod), pod.metadata.is_deleting()) {
+        (true, _) => PodLifecycle::Terminated,
+        (false, true) => PodLifecycle::Terminating,
+        (false, false) => PodLifecycle::Running,
     };
     let claims = api_pod::claim_volumes(pod);
     let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
     let volumes = volumes.filter_map(|v| {
         let used = used_as(pod, &v.name)?;
-        let want = match claims.iter().find(|c| c.volume == v.name) {
-            Some(source) => resolve(pod, source, used, objects).map(Arc::new),
-            None => Err(Blocked::Unsupported(source_kind(v))),
+        let spec = match claims.iter().find(|c| c.volume == v.name) {
+            Some(source) => resolve_claim(pod, source, used, objects).map(Arc::new),
+            None => Err(ResolveError::UnsupportedVolume(source_kind(v))),
         };
-        Some(PodVolume { name: v.name.clone(), want })
+        Some(PodVolume { name: v.name.clone(), spec })
     });
-    PodWants {
+    DesiredPod {
         key: Key::of(&pod.metadata),
         uid: pod.metadata.uid().to_owned(),
         service_account: pod.spec.as_ref().and_then(|s| s.service_account_name.clone()).unwrap_or_default(),
         created: pod.metadata.creation_timestamp.clone(),
-        stage,
+        lifecycle,
         volumes: volumes.collect(),
     }
 }
@@ -165,53 +168,67 @@ fn used_as(pod: &Pod, name: &str) -> Option<UsedAs> {
     uses.next()
 }
 
-fn resolve(pod: &Pod, source: &ClaimVolume, used: UsedAs, objects: &dyn Objects) -> Result<Wanted, Blocked> {
+fn resolve_claim(
+    pod: &Pod,
+    source: &ClaimVolume,
+    used: UsedAs,
+    objects: &dyn ObjectReader,
+) -> Result<VolumeSpec, ResolveError> {
     let key = &source.claim;
-    let found = objects.claim(key).ok_or_else(|| Blocked::ClaimMissing(key.clone()))?;
+    let found = objects.claim(key).ok_or_else(|| ResolveError::ClaimMissing(key.clone()))?;
     let owners = found.metadata.owner_references.iter().flatten();
     if source.ephemeral && !owners.into_iter().any(|o| o.controller == Some(true) && o.uid == pod.metadata.uid()) {
-        return Err(Blocked::ClaimOfAnother(key.clone()));
+        return Err(ResolveError::ClaimNotOwned(key.clone()));
     }
     if found.metadata.is_deleting() && !found.metadata.has_finalizer(finalizer::PVC_PROTECTION) {
-        return Err(Blocked::ClaimDeleting(key.clone()));
+        return Err(ResolveError::ClaimDeleting(key.clone()));
     }
     let name = match claim::volume_name(&found) {
         Some(name) if claim::claim_phase(&found) == "Bound" => name,
-        _ => return Err(Blocked::ClaimNotBound(key.clone())),
+        _ => return Err(ResolveError::ClaimNotBound(key.clone())),
     };
-    let volume = objects.volume(name).ok_or_else(|| Blocked::VolumeMissing(name.to_owned()))?;
+    let volume = objects.volume(name).ok_or_else(|| ResolveError::VolumeMissing(name.to_owned()))?;
     if !claim::is_bound_pair(&volume, &found) {
         let has = claim::claim_ref(&volume).and_then(|r| r.uid.clone()).unwrap_or_default();
         let want = found.metadata.uid().to_owned();
-        return Err(Blocked::VolumeOfAnother { volume: name.to_owned(), has, want });
+        return Err(ResolveError::VolumeNotBound { volume: name.to_owned(), has, want });
     }
     let mode = claim::volume_mode(&volume);
     match (mode, used) {
-        (claim::BLOCK, UsedAs::Device) => return Err(Blocked::Unsupported("raw block".to_owned())),
+        (claim::BLOCK, UsedAs::Device) => return Err(ResolveError::UnsupportedVolume("raw block".to_owned())),
         (claim::BLOCK, UsedAs::Mount) | (claim::FILESYSTEM, UsedAs::Device) => {
             let used_as = if used == UsedAs::Mount { "volumeMounts" } else { "volumeDevices" };
-            return Err(Blocked::WrongMode { volume: source.volume.clone(), mode: mode.to_owned(), used_as });
+            return Err(ResolveError::WrongVolumeMode {
+                volume: source.volume.clone(),
+                mode: mode.to_owned(),
+                used_as,
+            });
         }
         _ => {}
     }
-    describe(name, &volume, source.read_only, objects)
+    csi_volume_spec(name, &volume, source.read_only, objects)
 }
 
-fn describe(name: &str, volume: &PersistentVolume, read_only: bool, objects: &dyn Objects) -> Result<Wanted, Blocked> {
+fn csi_volume_spec(
+    name: &str,
+    volume: &PersistentVolume,
+    read_only: bool,
+    objects: &dyn ObjectReader,
+) -> Result<VolumeSpec, ResolveError> {
     let spec = volume.spec.as_ref();
     let Some(csi) = spec.and_then(|s| s.csi.as_ref()) else {
-        return Err(Blocked::Unsupported(format!("{} persistent", persistent_kind(volume))));
+        return Err(ResolveError::UnsupportedVolume(format!("{} persistent", persistent_kind(volume))));
     };
     for (field, value) in [("name", name), ("driver", csi.driver.as_str())] {
-        if !is_component(value) {
-            return Err(Blocked::BadName { volume: name.to_owned(), field, value: value.to_owned() });
+        if !is_path_component(value) {
+            return Err(ResolveError::InvalidName { volume: name.to_owned(), field, value: value.to_owned() });
         }
     }
     if csi.volume_handle.is_empty() {
-        return Err(Blocked::BadName { volume: name.to_owned(), field: "volumeHandle", value: String::new() });
+        return Err(ResolveError::InvalidName { volume: name.to_owned(), field: "volumeHandle", value: String::new() });
     }
     let driver = objects.driver(&csi.driver);
-    Ok(Wanted {
+    Ok(VolumeSpec {
         id: VolumeId::new(&csi.driver, &csi.volume_handle),
         spec_name: name.to_owned(),
         read_only,
@@ -229,13 +246,14 @@ fn secret(reference: &SecretReference) -> Option<Key> {
     Some(Key::namespaced(reference.namespace.clone()?, reference.name.clone()?))
 }
 
-/// The name of the field that makes this volume what it is: `emptyDir`, `configMap` …
+/// The name of the field that holds the volume's source: `emptyDir`, `configMap` …
 fn source_kind(volume: &Volume) -> String {
-    kind_besides(volume, &["name"])
+    first_field_except(volume, &["name"])
 }
 
+/// The same for a PersistentVolume: `nfs`, `hostPath` …
 fn persistent_kind(volume: &PersistentVolume) -> String {
-    const COMMON: [&str; 9] = [
+    const COMMON_FIELDS: [&str; 9] = [
         "accessModes",
         "capacity",
         "claimRef",
@@ -246,15 +264,14 @@ fn persistent_kind(volume: &PersistentVolume) -> String {
         "volumeAttributesClassName",
         "volumeMode",
     ];
-    volume.spec.as_ref().map(|s| kind_besides(s, &COMMON)).unwrap_or_default()
+    volume.spec.as_ref().map(|s| first_field_except(s, &COMMON_FIELDS)).unwrap_or_default()
 }
 
-fn kind_besides(source: &impl serde::Serialize, common: &[&str]) -> String {
+fn first_field_except(source: &impl serde::Serialize, common: &[&str]) -> String {
     let fields = serde_json::to_value(source).ok();
     let fields = fields.as_ref().and_then(|v| v.as_object()).into_iter().flat_map(|o| o.keys());
     fields.into_iter().find(|k| !common.contains(&k.as_str())).cloned().unwrap_or_else(|| "unknown".to_owned())
 }
 
 #[cfg(test)]
-#[path = "desired_table.rs"]
-mod table;
+mod tests;

@@ -1,5 +1,5 @@
-//! One visit to one pod: take in what it wants, tell it how its volumes stand, and when it has ended and nothing of it is mounted
-//! any more, let its object go.
+//! Reconciles one pod: resolves its volumes, writes its condition, and deletes the Pod when it has terminated and none
+//! of its volumes is mounted any more.
 
 use std::sync::Arc;
 
@@ -9,67 +9,66 @@ use cleat_api::well_known::VOLUMES_MOUNTED_CONDITION;
 use cleat_api::{Key, pod as api_pod};
 use cleat_host::offload;
 use cleat_runtime::Outcome;
-use cleat_runtime::write::{self, Part, live};
+use cleat_runtime::write::{self, Part, get_live};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::CSIDriver;
-use kube::Api;
-use kube::api::{DeleteParams, ListParams, Preconditions};
 use tracing::{debug, info};
 
-use crate::agent::{FILES, Shared, TurnError};
-use crate::desired::{self, Objects, Stage};
-use crate::layout::PodUid;
-use crate::report::{Verdict, verdict};
+use crate::condition::{ConditionUpdate, condition_update};
+use crate::context::AgentContext;
+use crate::desired::{self, ObjectReader, PodLifecycle};
+use crate::error::ReconcileError;
+use crate::layout::{FILE_TIMEOUT, PodUid};
 
-pub(crate) async fn turn(agent: Arc<Shared>, uid: PodUid) -> Result<Outcome, TurnError> {
+pub(crate) async fn reconcile(agent: Arc<AgentContext>, uid: PodUid) -> Result<Outcome, ReconcileError> {
     match observe(&agent, &uid) {
-        Some((pod, Stage::Running | Stage::Stopping)) => report(&agent, &pod).await?,
-        Some((pod, Stage::Ended)) => finish(&agent, &pod).await?,
-        None => missing(&agent, &uid).await?,
+        Some((pod, PodLifecycle::Running | PodLifecycle::Terminating)) => report_condition(&agent, &pod).await?,
+        Some((pod, PodLifecycle::Terminated)) => finish_terminated(&agent, &pod).await?,
+        None => handle_missing(&agent, &uid).await?,
     }
     Ok(Outcome::Done)
 }
 
-/// Takes in what the cache says of the pod; `None` if it is not there.
-pub(crate) fn observe(agent: &Shared, uid: &str) -> Option<(Arc<Pod>, Stage)> {
-    let key = agent.state.lock().names.get(uid).cloned()?;
+/// Resolves the volumes of the cached pod and updates the state. `None` if the pod is not in the cache.
+pub(crate) fn observe(agent: &AgentContext, uid: &str) -> Option<(Arc<Pod>, PodLifecycle)> {
+    let key = agent.state.lock().pod_keys.get(uid).cloned()?;
     let pod = agent.pods.get(&key).filter(|p| p.metadata.uid() == uid)?;
-    let wants = desired::wants(&pod, &Watched { agent, uid });
-    let stage = wants.stage;
-    for volume in &wants.volumes {
-        if let Err(blocked) = &volume.want
-            && !blocked.passing()
-            && stage == Stage::Running
+    let desired_pod = desired::resolve_pod(&pod, &IndexingReader { agent, uid });
+    let lifecycle = desired_pod.lifecycle;
+    for volume in &desired_pod.volumes {
+        if let Err(error) = &volume.spec
+            && !error.is_transient()
+            && lifecycle == PodLifecycle::Running
         {
-            let message = format!("Unable to attach or mount volumes: unmounted volumes=[{}]: {blocked}", volume.name);
+            let message = format!("Unable to attach or mount volumes: unmounted volumes=[{}]: {error}", volume.name);
             agent.recorder.warning(&*pod, "FailedMount", message);
         }
     }
-    let touched = agent.state.lock().set_pod(wants, &agent.name);
-    if !touched.is_empty() {
+    let affected = agent.state.lock().update_pod(desired_pod, &agent.name);
+    if !affected.is_empty() {
         agent.wake_node();
     }
-    for id in touched {
+    for id in affected {
         agent.wake_volume(id);
     }
-    Some((pod, stage))
+    Some((pod, lifecycle))
 }
 
-/// Reads objects from the caches, and remembers for whom: a change between the reading and the remembering would be lost, so
-/// the remembering comes first.
-struct Watched<'a> {
-    agent: &'a Shared,
+/// Reads objects from the caches and indexes for which pod. It indexes before it reads: otherwise a change between the two
+/// would not wake the pod.
+struct IndexingReader<'a> {
+    agent: &'a AgentContext,
     uid: &'a str,
 }
 
-impl Objects for Watched<'_> {
+impl ObjectReader for IndexingReader<'_> {
     fn claim(&self, key: &Key) -> Option<Arc<PersistentVolumeClaim>> {
-        self.agent.state.lock().by_claim.add(key.clone(), self.uid);
+        self.agent.state.lock().pods_by_claim.add(key.clone(), self.uid);
         self.agent.claims.get(key)
     }
 
     fn volume(&self, name: &str) -> Option<Arc<PersistentVolume>> {
-        self.agent.state.lock().by_volume.add(name.to_owned(), self.uid);
+        self.agent.state.lock().pods_by_volume.add(name.to_owned(), self.uid);
         self.agent.volumes.named(name)
     }
 
@@ -78,22 +77,28 @@ impl Objects for Watched<'_> {
     }
 }
 
-/// Writes the pod's condition if it says something else than it should.
-async fn report(agent: &Shared, pod: &Pod) -> Result<(), TurnError> {
-    let standings = agent.state.lock().standings(pod.metadata.uid());
-    let (status, reason, message) = match verdict(&standings) {
-        Verdict::Unchanged => return Ok(()),
-        Verdict::Mounted => ("True", "VolumesMounted", None),
-        Verdict::NotMounted { reason, message } => ("False", reason, Some(message)),
+/// Writes the pod's condition if it has changed.
+async fn report_condition(agent: &AgentContext, pod: &Pod) -> Result<(), ReconcileError> {
+    let volume_statuses = agent.state.lock().volume_statuses(pod.metadata.uid());
+    let (status, reason, message) = match condition_update(&volume_statuses) {
+        ConditionUpdate::Unchanged => return Ok(()),
+        ConditionUpdate::Mounted => ("True", "VolumesMounted", None),
+        ConditionUpdate::NotMounted { reason, message } => ("False", reason, Some(message)),
     };
     let current = pod_condition(pod, VOLUMES_MOUNTED_CONDITION);
-    let next =
-        next_pod_condition(current, VOLUMES_MOUNTED_CONDITION, status, Some(reason), message.as_deref(), agent.clock.time());
+    let next = next_pod_condition(
+        current,
+        VOLUMES_MOUNTED_CONDITION,
+        status,
+        Some(reason),
+        message.as_deref(),
+        agent.clock.time(),
+    );
     let Some(next) = next else { return Ok(()) };
     let conditions = pod.status.iter().flat_map(|s| s.conditions.iter().flatten());
     let mut conditions: Vec<_> = conditions.filter(|c| c.type_ != VOLUMES_MOUNTED_CONDITION).cloned().collect();
     conditions.push(next);
-    // The list is sent whole, so only upon the version it was read from.
+    // A merge patch replaces the whole list, so the write must fail if the pod has changed since it was read.
     let patch = serde_json::json!({
         "metadata": { "resourceVersion": pod.metadata.resource_version },
         "status": { "conditions": conditions },
@@ -101,7 +106,7 @@ async fn report(agent: &Shared, pod: &Pod) -> Result<(), TurnError> {
     let key = Key::of(&pod.metadata);
     match write::merge::<Pod>(&agent.client, Part::Status, &key, &patch).await {
         Ok(written) => agent.pods.observe_write(written),
-        // It went meanwhile; its deletion is on the way to the cache.
+        // The pod was deleted in the meantime; the cache will show it soon.
         Err(error) if error.is_not_found() => return Ok(()),
         Err(error) => return Err(error.into()),
     }
@@ -114,8 +119,8 @@ async fn report(agent: &Shared, pod: &Pod) -> Result<(), TurnError> {
     Ok(())
 }
 
-/// The pod has ended. Its object is let go when it is to be deleted and nothing of it is mounted any more.
-async fn finish(agent: &Shared, pod: &Pod) -> Result<(), TurnError> {
+/// The pod has terminated. Deletes it if it has a deletion timestamp, no finalizers, and no mounted volumes.
+async fn finish_terminated(agent: &AgentContext, pod: &Pod) -> Result<(), ReconcileError> {
     let uid = pod.metadata.uid();
     if agent.state.lock().has_volumes(uid) {
         return Ok(());
@@ -125,74 +130,63 @@ async fn finish(agent: &Shared, pod: &Pod) -> Result<(), TurnError> {
         return Ok(());
     }
     let key = Key::of(&pod.metadata);
-    let api: Api<Pod> = Api::namespaced(agent.client.clone(), key.namespace.as_deref().unwrap_or_default());
-    let params = DeleteParams {
-        grace_period_seconds: Some(0),
-        preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
-        ..DeleteParams::default()
-    };
-    match api.delete(&key.name, &params).await {
+    match write::delete_immediately(&agent.client, pod).await {
         Ok(_) => {
-            info!(pod = %key, "pod ended and its volumes unmounted");
+            info!(pod = %key, "terminated pod deleted");
             Ok(())
         }
-        // Gone, or another pod of the same name.
-        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
-        Err(error) => Err(TurnError::Api { what: "delete pod", key, source: Box::new(error) }),
+        // Another pod has its name.
+        Err(error) if error.is_conflict() => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 
-/// The pod is not in the cache. That alone proves nothing: the server is asked before its volumes are taken away.
-async fn missing(agent: &Shared, uid: &str) -> Result<(), TurnError> {
-    let (key, settled) = {
+/// The pod is not in the cache. This does not prove that it is deleted: the server is asked before its volumes are
+/// unpublished.
+async fn handle_missing(agent: &AgentContext, uid: &str) -> Result<(), ReconcileError> {
+    let (key, needs_no_read) = {
         let state = agent.state.lock();
-        (state.names.get(uid).cloned(), state.is_confirmed_gone(uid) || !state.has_volumes(uid))
+        (state.pod_keys.get(uid).cloned(), state.is_confirmed_gone(uid) || !state.has_volumes(uid))
     };
-    let there = match &key {
-        // Nothing to take away, or asked before.
-        _ if settled => None,
+    let on_server = match &key {
+        // It has no volumes, or the server has confirmed its deletion before.
+        _ if needs_no_read => None,
         Some(key) => {
-            let found: Option<Pod> = live(&agent.client, key).await?;
+            let found: Option<Pod> = get_live(&agent.client, key).await?;
             found.filter(|p| p.metadata.uid() == uid)
         }
-        None => find(agent, uid).await?,
+        None => find_by_uid(agent, uid).await?,
     };
-    if let Some(pod) = there {
+    if let Some(pod) = on_server {
         let key = Key::of(&pod.metadata);
-        agent.state.lock().names.insert(uid.to_owned(), key.clone());
-        return Err(TurnError::CacheBehind(key));
+        agent.state.lock().pod_keys.insert(uid.to_owned(), key.clone());
+        return Err(ReconcileError::CacheBehind(key));
     }
-    let touched = agent.state.lock().pod_is_gone(uid);
-    if touched.is_empty() || !agent.state.lock().has_volumes(uid) {
+    let affected = agent.state.lock().confirm_pod_gone(uid);
+    if affected.is_empty() || !agent.state.lock().has_volumes(uid) {
         remove_directories(agent, uid).await?;
     }
-    for id in touched {
+    for id in affected {
         agent.wake_volume(id);
     }
     agent.wake_node();
     Ok(())
 }
 
-/// Looks for a pod of which only the uid is known, from its directory on disk.
-async fn find(agent: &Shared, uid: &str) -> Result<Option<Pod>, TurnError> {
-    let api: Api<Pod> = Api::all(agent.client.clone());
-    let on_this_node = ListParams::default().fields(&format!("spec.nodeName={}", agent.name));
-    let list = match api.list(&on_this_node).await {
-        // A server without this selector: look through all pods.
-        Err(kube::Error::Api(status)) if status.code == 400 => api.list(&ListParams::default()).await,
-        list => list,
+/// Reads a pod whose name is not known, only its uid from the directory on disk.
+async fn find_by_uid(agent: &AgentContext, uid: &str) -> Result<Option<Pod>, ReconcileError> {
+    let on_this_node = format!("spec.nodeName={}", agent.name);
+    let pods: Vec<Pod> = match write::list_by_field(&agent.client, &on_this_node).await {
+        // The server does not support this field selector: list all pods.
+        Err(error) if error.code() == Some(400) => write::list_all_namespaces(&agent.client).await?,
+        pods => pods?,
     };
-    let list = list.map_err(|source| TurnError::Api {
-        what: "list pods",
-        key: Key::cluster(agent.name.clone()),
-        source: Box::new(source),
-    })?;
-    let here = |p: &Pod| p.metadata.uid() == uid && api_pod::node_name(p) == Some(agent.name.as_str());
-    Ok(list.items.into_iter().find(here))
+    let is_wanted = |p: &Pod| p.metadata.uid() == uid && api_pod::node_name(p) == Some(agent.name.as_str());
+    Ok(pods.into_iter().find(is_wanted))
 }
 
-async fn remove_directories(agent: &Shared, uid: &str) -> Result<(), TurnError> {
+async fn remove_directories(agent: &AgentContext, uid: &str) -> Result<(), ReconcileError> {
     let (layout, pod) = (agent.layout.clone(), uid.to_owned());
-    let removed = offload(FILES, "remove the directories of a pod", move || layout.remove_pod(&pod)).await;
-    removed.map_err(|source| TurnError::Directories { uid: uid.to_owned(), source })
+    let removed = offload(FILE_TIMEOUT, "remove the directories of a pod", move || layout.remove_pod_dirs(&pod)).await;
+    removed.map_err(|source| ReconcileError::Directories { uid: uid.to_owned(), source })
 }

@@ -1,7 +1,8 @@
-//! What earlier runs left on this node, from the records on disk and the mount table. Reads and removes leftovers; talks to
-//! no driver and no server, so it works before either is there.
+//! Reconstructs the volumes that earlier runs left on this node, from the records on disk and the mount table. It also
+//! removes incomplete directories. It calls neither drivers nor the API server, so it works before they are available.
 //!
-//! Directories are listed but mount points are not looked into: a dead server behind one must not stop the start.
+//! It lists directories but does not access mount points: a network file system that does not respond must not block
+//! the start.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -9,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use cleat_host::mount;
 
-use crate::actual::{Actual, Effect};
-use crate::layout::{Layout, Place, VolumeId};
+use crate::actual::{ActualVolume, MountState};
+use crate::layout::{Layout, VolumeDir, VolumeId, VolumeRecord};
 
 #[derive(Debug, thiserror::Error)]
 pub enum ReconstructError {
@@ -20,65 +21,72 @@ pub enum ReconstructError {
     Mounts(#[from] mount::TableError),
 }
 
-/// All that may be staged or published here.
+/// The volumes that may be staged or published on this node.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Found {
-    pub volumes: BTreeMap<VolumeId, Actual>,
-    /// Something is mounted here and its record cannot be read: which volume it is nobody knows, so nothing that was in use
-    /// before may be given up.
+pub struct ReconstructedState {
+    pub volumes: BTreeMap<VolumeId, ActualVolume>,
+    /// Mount points whose record cannot be read. The volume is unknown, so every volume that was in use must stay in use.
     pub unreadable: Vec<PathBuf>,
 }
 
-/// Blocking; call it before anything is mounted or unmounted by this run.
-pub fn reconstruct(layout: &Layout) -> Result<Found, ReconstructError> {
+/// Blocks. Must be called before this run mounts or unmounts anything.
+pub fn reconstruct(layout: &Layout) -> Result<ReconstructedState, ReconstructError> {
     let mounted: HashSet<PathBuf> = mount::table()?.into_iter().map(|m| m.target).collect();
     from_disk(layout, &mounted)
 }
 
-fn from_disk(layout: &Layout, mounted: &HashSet<PathBuf>) -> Result<Found, ReconstructError> {
-    let mut found = Found::default();
-    for driver in list(&layout.all_staged())? {
-        // Raw block volumes, and the layout of kubelets before 1.24: not ours to touch.
+fn from_disk(layout: &Layout, mounted: &HashSet<PathBuf>) -> Result<ReconstructedState, ReconstructError> {
+    let mut reconstructed = ReconstructedState::default();
+    for driver in list_dirs(&layout.staging_root())? {
+        // Raw block volumes, and staged volumes of kubelets before 1.24: this agent does not handle them.
         if driver == "volumeDevices" || driver == "pv" {
             continue;
         }
-        for dir in list(&layout.all_staged().join(&driver))? {
-            let dir = layout.all_staged().join(&driver).join(dir);
-            let place = Place { target: dir.join("globalmount"), dir };
-            if let Some(data) = found.read(&place, mounted) {
-                found.volumes.entry(data.volume).or_default().staged = Effect::found();
+        for dir in list_dirs(&layout.staging_root().join(&driver))? {
+            let dir = layout.staging_root().join(&driver).join(dir);
+            let volume_dir = VolumeDir { target: dir.join("globalmount"), dir };
+            if let Some(record) = reconstructed.read_record(&volume_dir, mounted) {
+                reconstructed.volumes.entry(record.volume).or_default().staged = MountState::reconstructed();
             }
         }
     }
-    for uid in list(&layout.pods())? {
-        for name in list(&layout.all_published(&uid))? {
-            let place = layout.published(&uid, &name);
-            let Some(data) = found.read(&place, mounted) else { continue };
-            // The directory's name is what leads back here; the record's is the same unless someone moved things.
-            found.volumes.entry(data.volume).or_default().set_published(&uid, &name, Effect::found());
+    for uid in list_dirs(&layout.pods_dir())? {
+        for name in list_dirs(&layout.publish_root(&uid))? {
+            let volume_dir = layout.publish_dir(&uid, &name);
+            let Some(record) = reconstructed.read_record(&volume_dir, mounted) else { continue };
+            // The name of the directory, not the one in the record: the unpublish must find this directory.
+            reconstructed.volumes.entry(record.volume).or_default().set_published(
+                &uid,
+                &name,
+                MountState::reconstructed(),
+            );
         }
-        let used = found.volumes.values().any(|v| v.pods.contains_key(&uid));
-        if !used && let Err(error) = layout.remove_pod(&uid) {
-            tracing::debug!(uid, %error, "the directory of a pod without volumes stays");
+        let used = reconstructed.volumes.values().any(|v| v.pods.contains_key(&uid));
+        if !used && let Err(error) = layout.remove_pod_dirs(&uid) {
+            tracing::debug!(uid, %error, "the directory of a pod without volumes was not removed");
         }
     }
-    Ok(found)
+    Ok(reconstructed)
 }
 
-impl Found {
-    fn read(&mut self, place: &Place, mounted: &HashSet<PathBuf>) -> Option<crate::layout::VolumeData> {
-        match place.read() {
-            Ok(data) => Some(data),
-            Err(error) if mounted.contains(&place.target) => {
-                tracing::error!(%error, target = ?place.target, "a volume is mounted here and its record cannot be read");
-                self.unreadable.push(place.target.clone());
+impl ReconstructedState {
+    fn read_record(&mut self, volume_dir: &VolumeDir, mounted: &HashSet<PathBuf>) -> Option<VolumeRecord> {
+        match volume_dir.read_record() {
+            Ok(record) => Some(record),
+            Err(error) if mounted.contains(&volume_dir.target) => {
+                tracing::error!(%error, target = ?volume_dir.target, "the record of a mounted volume cannot be read");
+                self.unreadable.push(volume_dir.target.clone());
                 None
             }
             Err(error) => {
-                // A run died between writing or removing the record and the directory; nothing is mounted.
-                match place.remove() {
-                    Ok(()) => tracing::info!(%error, dir = ?place.dir, "removed what an interrupted run left"),
-                    Err(remove) => tracing::warn!(%error, %remove, dir = ?place.dir, "leftover cannot be removed"),
+                // An earlier run died before it had written the record, or after it had removed it. Nothing is mounted.
+                match volume_dir.remove() {
+                    Ok(()) => {
+                        tracing::info!(%error, dir = ?volume_dir.dir, "removed the directory of an interrupted step")
+                    }
+                    Err(remove) => {
+                        tracing::warn!(%error, %remove, dir = ?volume_dir.dir, "the directory of an interrupted step cannot be removed")
+                    }
                 }
                 None
             }
@@ -86,8 +94,8 @@ impl Found {
     }
 }
 
-/// The directories in `dir`; none if it does not exist.
-fn list(dir: &Path) -> Result<Vec<String>, ReconstructError> {
+/// The names of the directories in `dir`, sorted; empty if `dir` does not exist.
+fn list_dirs(dir: &Path) -> Result<Vec<String>, ReconstructError> {
     let error = |source| ReconstructError::List { dir: dir.into(), source };
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
@@ -97,7 +105,7 @@ fn list(dir: &Path) -> Result<Vec<String>, ReconstructError> {
     let mut names = Vec::new();
     for entry in entries {
         let entry = entry.map_err(error)?;
-        // The type comes with the listing: no stat of what may be a dead mount.
+        // The file type is part of the directory entry. A stat would block on a mount that does not respond.
         let is_dir = entry.file_type().is_ok_and(|t| t.is_dir());
         if let (true, Ok(name)) = (is_dir, entry.file_name().into_string()) {
             names.push(name);
@@ -110,63 +118,63 @@ fn list(dir: &Path) -> Result<Vec<String>, ReconstructError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::actual::{Origin, Presence};
-    use crate::layout::{PublishedData, VolumeData};
+    use crate::actual::{Presence, Provenance};
+    use crate::layout::PublishedRecord;
 
-    fn data(handle: &str, spec_name: Option<&str>) -> VolumeData {
+    fn record(handle: &str, spec_name: Option<&str>) -> VolumeRecord {
         let published =
-            spec_name.map(|n| PublishedData { spec_name: n.into(), node: "n".into(), attachment: "csi-x".into() });
-        VolumeData { volume: VolumeId::new("d", handle), published }
+            spec_name.map(|n| PublishedRecord { spec_name: n.into(), node: "n".into(), attachment: "csi-x".into() });
+        VolumeRecord { volume: VolumeId::new("d", handle), published }
     }
 
-    fn stage(layout: &Layout, handle: &str) -> Place {
-        let place = layout.staged(&VolumeId::new("d", handle));
-        place.write(&data(handle, None)).unwrap();
-        std::fs::create_dir(&place.target).unwrap();
-        place
+    fn stage(layout: &Layout, handle: &str) -> VolumeDir {
+        let volume_dir = layout.staging_dir(&VolumeId::new("d", handle));
+        volume_dir.write_record(&record(handle, None)).unwrap();
+        std::fs::create_dir(&volume_dir.target).unwrap();
+        volume_dir
     }
 
     #[test]
-    fn records_come_back_as_uncertain_effects() {
+    fn volumes_with_records_are_reconstructed_as_uncertain() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path());
-        assert_eq!(reconstruct(&layout).unwrap(), Found::default(), "a new node");
+        assert_eq!(reconstruct(&layout).unwrap(), ReconstructedState::default(), "a new node");
         stage(&layout, "used");
         stage(&layout, "staged-only");
         for uid in ["u1", "u2"] {
-            layout.published(uid, "pv").write(&data("used", Some("pv"))).unwrap();
+            layout.publish_dir(uid, "pv").write_record(&record("used", Some("pv"))).unwrap();
         }
-        layout.published("u3", "pv-plain").write(&data("never-staged", Some("pv-plain"))).unwrap();
+        layout.publish_dir("u3", "pv-plain").write_record(&record("never-staged", Some("pv-plain"))).unwrap();
 
-        let found = reconstruct(&layout).unwrap();
-        assert!(found.unreadable.is_empty());
-        assert_eq!(found.volumes.len(), 3);
-        let used = &found.volumes[&VolumeId::new("d", "used")];
-        assert_eq!((used.staged, used.pods.len()), (Effect::found(), 2));
+        let reconstructed = reconstruct(&layout).unwrap();
+        assert!(reconstructed.unreadable.is_empty());
+        assert_eq!(reconstructed.volumes.len(), 3);
+        let used = &reconstructed.volumes[&VolumeId::new("d", "used")];
+        assert_eq!((used.staged, used.pods.len()), (MountState::reconstructed(), 2));
         assert_eq!(used.pods["u1"].spec_name, "pv");
-        assert_eq!(used.pods["u1"].effect.origin, Origin::Found);
-        let staged_only = &found.volumes[&VolumeId::new("d", "staged-only")];
+        assert_eq!(used.pods["u1"].state.provenance, Provenance::Reconstructed);
+        let staged_only = &reconstructed.volumes[&VolumeId::new("d", "staged-only")];
         assert!(staged_only.staged.presence == Presence::Uncertain && staged_only.pods.is_empty());
-        assert_eq!(found.volumes[&VolumeId::new("d", "never-staged")].staged.presence, Presence::Absent);
+        assert_eq!(reconstructed.volumes[&VolumeId::new("d", "never-staged")].staged.presence, Presence::Absent);
     }
 
     #[test]
-    fn leftovers_without_a_mount_are_removed_and_with_one_are_kept() {
+    fn unreadable_records_are_removed_only_without_a_mount() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(dir.path());
-        let (empty, corrupt, held) =
-            (layout.published("u1", "empty"), layout.published("u2", "corrupt"), layout.published("u3", "held"));
-        for place in [&empty, &corrupt, &held] {
-            crate::layout::make_dir(&place.target).unwrap();
+        let (empty, corrupt, mounted_dir) =
+            (layout.publish_dir("u1", "empty"), layout.publish_dir("u2", "corrupt"), layout.publish_dir("u3", "held"));
+        for volume_dir in [&empty, &corrupt, &mounted_dir] {
+            crate::layout::make_dir(&volume_dir.target).unwrap();
         }
-        for place in [&corrupt, &held] {
-            std::fs::write(place.data(), "{ not json").unwrap();
+        for volume_dir in [&corrupt, &mounted_dir] {
+            std::fs::write(volume_dir.record_path(), "{ not json").unwrap();
         }
-        let mounted = HashSet::from([held.target.clone()]);
-        let found = from_disk(&layout, &mounted).unwrap();
-        assert_eq!(found.unreadable, std::slice::from_ref(&held.target));
-        assert!(found.volumes.is_empty());
-        assert!(!layout.pod("u1").exists() && !layout.pod("u2").exists());
-        assert!(held.data().exists());
+        let mounted = HashSet::from([mounted_dir.target.clone()]);
+        let reconstructed = from_disk(&layout, &mounted).unwrap();
+        assert_eq!(reconstructed.unreadable, std::slice::from_ref(&mounted_dir.target));
+        assert!(reconstructed.volumes.is_empty());
+        assert!(!layout.pod_dir("u1").exists() && !layout.pod_dir("u2").exists());
+        assert!(mounted_dir.record_path().exists());
     }
 }

@@ -1,7 +1,7 @@
-//! Drivers announce themselves by a socket in `plugins_registry`. Each socket is asked who it is, its driver is entered in the
-//! CSINode and on the Node, and told the outcome; when the socket goes, so does the entry.
+//! Registers the drivers whose sockets are in `plugins_registry`: calls GetInfo of each socket, adds its driver to the
+//! CSINode and the Node, and sends it the outcome. When the socket is removed, the driver is removed too.
 //!
-//! Woken by inotify; sockets that fail are tried again with backoff.
+//! Woken by inotify; a failed registration is repeated with backoff.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,21 +18,21 @@ use futures::StreamExt as _;
 use inotify::{Inotify, WatchMask};
 use tracing::{debug, info, warn};
 
-use crate::agent::Shared;
-use crate::drivers::{FileId, Registered, Version};
-use crate::layout::is_component;
-use crate::plugin::csi::Driver;
-use crate::registry::{self, Announced, RegistryError};
+use crate::context::AgentContext;
+use crate::csi_node::{self, CsiNodeError};
+use crate::drivers::{DriverNodeInfo, DriverRegistration, FileId, Version};
+use crate::layout::is_path_component;
+use crate::plugin::csi::CsiDriver;
 
-const NODE_GET_INFO: Duration = Duration::from_secs(120);
-const AT_ONCE: usize = 16;
+const NODE_GET_INFO_TIMEOUT: Duration = Duration::from_secs(120);
+const MAX_CONCURRENT_REGISTRATIONS: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
 pub enum RegistrationError {
     #[error("watch {dir:?}")]
     Watch { dir: PathBuf, source: io::Error },
     #[error("socket {socket:?}: {source}")]
-    Look { socket: PathBuf, source: io::Error },
+    Inspect { socket: PathBuf, source: io::Error },
     #[error("socket {socket:?}: GetInfo: {source}")]
     GetInfo { socket: PathBuf, source: CallError },
     #[error("socket {socket:?}: {why}")]
@@ -42,39 +42,39 @@ pub enum RegistrationError {
     #[error("driver {driver}: {source}")]
     Call { driver: String, source: CallError },
     #[error("driver {driver}: {source}")]
-    Enter { driver: String, source: RegistryError },
-    #[error("driver {driver}: leave: {source}")]
-    Leave { driver: String, source: RegistryError },
+    AddDriver { driver: String, source: CsiNodeError },
+    #[error("driver {driver}: remove: {source}")]
+    RemoveDriver { driver: String, source: CsiNodeError },
 }
 
 impl From<&RegistrationError> for Severity {
     fn from(error: &RegistrationError) -> Severity {
         match error {
-            // A socket whose owner died with it: normal after a crash.
+            // The process of the socket has died: normal after a crash.
             RegistrationError::GetInfo { .. } => Severity::Expected,
             _ => Severity::Warning,
         }
     }
 }
 
-/// Watches the registry until the agent stops.
-pub(crate) async fn run(agent: Arc<Shared>) -> Result<(), RegistrationError> {
-    let dir = agent.layout.plugins_registry();
+/// Runs until the agent stops.
+pub(crate) async fn run(agent: Arc<AgentContext>) -> Result<(), RegistrationError> {
+    let dir = agent.layout.plugins_registry_dir();
     let queue: Queue<PathBuf> = Queue::new(Backoff::new(Duration::from_millis(10), Duration::from_secs(30)));
     let events = watch(&dir)?;
-    // Watched first, listed second: what comes in between is seen twice, not never.
+    // The watch is added before the directory is listed: a socket that appears between the two is handled twice, not missed.
     for socket in list(&dir)? {
         queue.add(socket);
     }
-    let follow = follow(dir, events, queue.clone(), agent.clone());
-    let visits = work("registration", queue, AT_ONCE, agent.stop.clone(), {
+    let watch_events = watch_events(dir, events, queue.clone(), agent.clone());
+    let reconciles = work("registration", queue, MAX_CONCURRENT_REGISTRATIONS, agent.stop.clone(), {
         let agent = agent.clone();
         move |socket: PathBuf| {
             let agent = agent.clone();
-            async move { Box::pin(visit(&agent, &socket)).await.map(|()| Outcome::Done) }
+            async move { Box::pin(reconcile_socket(&agent, &socket)).await.map(|()| Outcome::Done) }
         }
     });
-    tokio::join!(follow, visits);
+    tokio::join!(watch_events, reconciles);
     Ok(())
 }
 
@@ -95,7 +95,12 @@ fn list(dir: &Path) -> Result<Vec<PathBuf>, RegistrationError> {
     Ok(sockets)
 }
 
-async fn follow(dir: PathBuf, mut events: inotify::EventStream<[u8; 4096]>, queue: Queue<PathBuf>, agent: Arc<Shared>) {
+async fn watch_events(
+    dir: PathBuf,
+    mut events: inotify::EventStream<[u8; 4096]>,
+    queue: Queue<PathBuf>,
+    agent: Arc<AgentContext>,
+) {
     loop {
         let event = tokio::select! {
             () = agent.stop.cancelled() => return,
@@ -104,17 +109,17 @@ async fn follow(dir: PathBuf, mut events: inotify::EventStream<[u8; 4096]>, queu
         match event {
             Some(Ok(event)) => match event.name {
                 Some(name) => queue.add(dir.join(name)),
-                // The kernel dropped events: look at everything.
+                // The kernel has dropped events: check all sockets.
                 None => list(&dir).unwrap_or_default().into_iter().for_each(|s| queue.add(s)),
             },
-            Some(Err(error)) => warn!(%error, "the watch on the plugin registry was interrupted"),
+            Some(Err(error)) => warn!(%error, "reading events of the plugin registry failed"),
             None => return,
         }
     }
 }
 
-/// Brings the registration made through one socket in line with the socket.
-async fn visit(agent: &Shared, socket: &Path) -> Result<(), RegistrationError> {
+/// Makes the registration match the socket: registers a new or replaced one, deregisters a removed one.
+async fn reconcile_socket(agent: &AgentContext, socket: &Path) -> Result<(), RegistrationError> {
     let hidden = socket.file_name().is_none_or(|n| n.to_string_lossy().starts_with('.'));
     let present = match std::fs::symlink_metadata(socket) {
         Ok(meta) if meta.file_type().is_socket() && !hidden => {
@@ -122,34 +127,34 @@ async fn visit(agent: &Shared, socket: &Path) -> Result<(), RegistrationError> {
         }
         Ok(_) => None,
         Err(e) if e.kind() == io::ErrorKind::NotFound => None,
-        Err(source) => return Err(RegistrationError::Look { socket: socket.into(), source }),
+        Err(source) => return Err(RegistrationError::Inspect { socket: socket.into(), source }),
     };
     let registered = agent.drivers.by_socket(socket);
     match (present, registered) {
         (None, None) => Ok(()),
-        (None, Some((name, _))) => leave(agent, &name, socket).await,
-        (Some(file), Some((_, known))) if file == known => Ok(()),
+        (None, Some((name, _))) => deregister(agent, &name, socket).await,
+        (Some(file), Some((_, registered_file))) if file == registered_file => Ok(()),
         (Some(file), old) => {
             let name = register(agent, socket, file).await?;
-            // The socket was taken over by another driver.
+            // Another driver has replaced the one that used this path before.
             match old {
-                Some((old, _)) if old != name => leave(agent, &old, socket).await,
+                Some((old, _)) if old != name => deregister(agent, &old, socket).await,
                 _ => Ok(()),
             }
         }
     }
 }
 
-async fn register(agent: &Shared, socket: &Path, file: FileId) -> Result<String, RegistrationError> {
+async fn register(agent: &AgentContext, socket: &Path, file: FileId) -> Result<String, RegistrationError> {
     let plugin = RegistrationClient::new(socket);
     let info =
         plugin.get_info().await.map_err(|source| RegistrationError::GetInfo { socket: socket.into(), source })?;
-    let entered = enter(agent, socket, file, &info).await;
-    let outcome = entered.as_ref().map(drop).map_err(|e| e.to_string());
+    let added = add_driver(agent, socket, file, &info).await;
+    let outcome = added.as_ref().map(drop).map_err(|e| e.to_string());
     if let Err(error) = plugin.notify(outcome).await {
-        warn!(%error, driver = info.name, "the driver could not be told the outcome of its registration");
+        warn!(%error, driver = info.name, "NotifyRegistrationStatus failed");
     }
-    entered?;
+    added?;
     info!(driver = info.name, "driver registered");
     for id in agent.state.lock().volumes_of_driver(&info.name) {
         agent.wake_volume(id);
@@ -157,10 +162,15 @@ async fn register(agent: &Shared, socket: &Path, file: FileId) -> Result<String,
     Ok(info.name)
 }
 
-async fn enter(agent: &Shared, socket: &Path, file: FileId, info: &PluginInfo) -> Result<(), RegistrationError> {
+async fn add_driver(
+    agent: &AgentContext,
+    socket: &Path,
+    file: FileId,
+    info: &PluginInfo,
+) -> Result<(), RegistrationError> {
     let invalid = |why: String| RegistrationError::Invalid { socket: socket.into(), why };
     let version = validate(info).map_err(invalid)?;
-    if let Some(other) = agent.drivers.entry(&info.name)
+    if let Some(other) = agent.drivers.registration(&info.name)
         && other.socket != socket
         && other.version >= version
         && other.socket.exists()
@@ -169,25 +179,28 @@ async fn enter(agent: &Shared, socket: &Path, file: FileId, info: &PluginInfo) -
     }
     let endpoint = match info.endpoint.as_str() {
         "" => Endpoint::unix(socket),
-        text => {
-            Endpoint::parse(text).map_err(|source| RegistrationError::Endpoint { driver: info.name.clone(), source })?
-        }
+        address => Endpoint::parse(address)
+            .map_err(|source| RegistrationError::Endpoint { driver: info.name.clone(), source })?,
     };
     let call = |source| RegistrationError::Call { driver: info.name.clone(), source };
-    let client = Client::new(endpoint).with_deadline(NODE_GET_INFO);
+    let client = Client::new(endpoint).with_deadline(NODE_GET_INFO_TIMEOUT);
     let node = client.node_get_info().await.map_err(call)?;
     if node.node_id.is_empty() {
         return Err(invalid(format!("driver {} gave no node id", info.name)));
     }
-    let driver = Driver::connect(client).await.map_err(call)?;
+    let driver = CsiDriver::connect(client).await.map_err(call)?;
     let topology: BTreeMap<String, String> =
         node.accessible_topology.map(|t| t.segments.into_iter().collect()).unwrap_or_default();
-    let announced =
-        Announced { name: info.name.clone(), node_id: node.node_id, max_volumes: node.max_volumes_per_node, topology };
-    registry::enter(agent, &announced)
+    let node_info = DriverNodeInfo {
+        name: info.name.clone(),
+        node_id: node.node_id,
+        max_volumes: node.max_volumes_per_node,
+        topology,
+    };
+    csi_node::add_driver(agent, &node_info)
         .await
-        .map_err(|source| RegistrationError::Enter { driver: info.name.clone(), source })?;
-    agent.drivers.insert(&info.name, Registered { driver, socket: socket.into(), file, version, announced });
+        .map_err(|source| RegistrationError::AddDriver { driver: info.name.clone(), source })?;
+    agent.drivers.insert(&info.name, DriverRegistration { driver, socket: socket.into(), file, version, node_info });
     Ok(())
 }
 
@@ -195,23 +208,23 @@ fn validate(info: &PluginInfo) -> Result<Version, String> {
     if info.r#type != CSI_PLUGIN {
         return Err(format!("plugin type {:?} has no handler here", info.r#type));
     }
-    if !is_component(&info.name) {
+    if !is_path_component(&info.name) {
         return Err(format!("driver name {:?} cannot be part of a path", info.name));
     }
-    Version::best(&info.supported_versions)
+    Version::highest_supported(&info.supported_versions)
         .ok_or_else(|| format!("none of the versions {:?} is supported", info.supported_versions))
 }
 
-async fn leave(agent: &Shared, name: &str, socket: &Path) -> Result<(), RegistrationError> {
-    // Entry by entry: the objects first, so that a failure is repeated by the next visit.
-    if agent.drivers.entry(name).is_some_and(|r| r.socket == socket) {
-        let left = registry::leave(agent, name).await;
-        left.map_err(|source| RegistrationError::Leave { driver: name.to_owned(), source })?;
+async fn deregister(agent: &AgentContext, name: &str, socket: &Path) -> Result<(), RegistrationError> {
+    // The table last: if the update of the objects fails, the next reconcile still finds the registration and repeats it.
+    if agent.drivers.registration(name).is_some_and(|r| r.socket == socket) {
+        let removed = csi_node::remove_driver(agent, name).await;
+        removed.map_err(|source| RegistrationError::RemoveDriver { driver: name.to_owned(), source })?;
     }
     if agent.drivers.remove(name, socket) {
         info!(driver = name, "driver deregistered");
     } else {
-        debug!(driver = name, "a newer registration stays");
+        debug!(driver = name, "driver not deregistered: another socket has registered it");
     }
     Ok(())
 }
@@ -221,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_csi_plugins_of_a_known_version_are_taken() {
+    fn only_csi_plugins_of_a_supported_version_are_registered() {
         let info = |kind: &str, name: &str, version: &str| PluginInfo {
             r#type: kind.into(),
             name: name.into(),
@@ -231,7 +244,7 @@ mod tests {
         for (case, info, ok) in [
             ("a CSI driver", info("CSIPlugin", "block.cleat.dev", "1.0.0"), true),
             ("a device plugin", info("DevicePlugin", "gpu", "1.0.0"), false),
-            ("a version of the future", info("CSIPlugin", "d", "2.0.0"), false),
+            ("an unsupported version", info("CSIPlugin", "d", "2.0.0"), false),
             ("a name that leaves its directory", info("CSIPlugin", "../d", "1.0.0"), false),
         ] {
             assert_eq!(validate(&info).is_ok(), ok, "{case}");

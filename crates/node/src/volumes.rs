@@ -1,72 +1,73 @@
-//! One visit to one volume: ask `decide`, carry the step out, record what came of it, until there is nothing to do. The queue
-//! lets one visit at a time into a volume.
+//! Reconciles one volume: calls `decide`, carries out the step, stores its outcome in the state, and repeats this until
+//! there is nothing to do. The queue guarantees that only one reconcile of a volume runs at a time.
 
 use std::sync::Arc;
 
 use cleat_api::key::Meta as _;
-use cleat_csi::Class;
+use cleat_csi::ErrorClass;
 use cleat_runtime::Outcome;
 use tracing::{debug, info};
 
 use crate::act;
-use crate::actual::Effect;
-use crate::agent::{Shared, TurnError};
+use crate::actual::MountState;
+use crate::context::AgentContext;
 use crate::decide;
+use crate::error::ReconcileError;
 use crate::layout::VolumeId;
-use crate::plugin::csi::{Driver, PodInfo};
-use crate::state::{Failed, Order};
+use crate::plugin::csi::{CsiDriver, PodInfo};
+use crate::state::{FailedSteps, Operation};
 
-pub(crate) async fn turn(agent: Arc<Shared>, id: VolumeId) -> Result<Outcome, TurnError> {
-    let mut failed = Failed::default();
+pub(crate) async fn reconcile(agent: Arc<AgentContext>, id: VolumeId) -> Result<Outcome, ReconcileError> {
+    let mut failed = FailedSteps::default();
     let mut messages = Vec::new();
-    // A stop is honoured between steps; a step once begun is seen through.
+    // A stop takes effect between steps; a started step is completed.
     while !agent.stop.is_cancelled() {
-        let attach = attachment(&agent, &id);
+        let attach = attach_state(&agent, &id);
         let driver = agent.drivers.get(&id.driver);
-        let seen = match &driver {
-            None => decide::Driver::NotRegistered,
-            Some(driver) => decide::Driver::Registered { stages: driver.stages() },
+        let driver_state = match &driver {
+            None => decide::DriverState::NotRegistered,
+            Some(driver) => decide::DriverState::Registered { stages: driver.stages() },
         };
-        let (order, changed) = agent.state.lock().plan(&id, attach, seen, &failed);
+        let (operation, changed) = agent.state.lock().plan(&id, attach, driver_state, &failed);
         for uid in changed {
             agent.wake_pod(uid);
         }
-        let Some(order) = order else { break };
-        if let Order::Forget = order {
-            debug!(volume = %id, "no longer in use here");
+        let Some(operation) = operation else { break };
+        if let Operation::Forget = operation {
+            debug!(volume = %id, "volume no longer in use");
             agent.wake_node();
             break;
         }
-        // A step is ordered only with a driver at hand.
+        // `decide` returns these steps only if the driver is registered.
         let Some(driver) = driver else { break };
-        if let Err(message) = Box::pin(carry_out(&agent, &driver, &id, order, &mut failed)).await {
+        if let Err(message) = Box::pin(carry_out(&agent, &driver, &id, operation, &mut failed)).await {
             messages.push(message);
         }
     }
-    if messages.is_empty() { Ok(Outcome::Done) } else { Err(TurnError::Steps(messages.join("; "))) }
+    if messages.is_empty() { Ok(Outcome::Done) } else { Err(ReconcileError::Steps(messages.join("; "))) }
 }
 
 async fn carry_out(
-    agent: &Shared,
-    driver: &Driver,
+    agent: &AgentContext,
+    driver: &CsiDriver,
     id: &VolumeId,
-    order: Order,
-    failed: &mut Failed,
+    operation: Operation,
+    failed: &mut FailedSteps,
 ) -> Result<(), String> {
-    match order {
-        Order::Stage { volume, before, uid } => {
+    match operation {
+        Operation::Stage { volume, before, uid } => {
             let result = act::stage(agent, driver, &volume, before).await;
-            let effect = outcome(before, result.as_ref().map_err(act::MountError::class));
-            agent.state.lock().set_staged(id, effect);
+            let state_after = state_after_call(before, result.as_ref().map_err(act::MountError::class));
+            agent.state.lock().set_staged(id, state_after);
             match result {
-                Ok(()) => info!(volume = %id, "staged"),
+                Ok(()) => info!(volume = %id, "volume staged"),
                 Err(error) => {
                     failed.stage = true;
-                    return Err(mount_failed(agent, id, &uid, "MountDevice", &volume.spec_name, &error));
+                    return Err(report_mount_failure(agent, id, &uid, "MountDevice", &volume.spec_name, &error));
                 }
             }
         }
-        Order::Publish { volume, before, uid, key, service_account } => {
+        Operation::Publish { volume, before, uid, key, service_account } => {
             let pod = PodInfo {
                 name: key.name.clone(),
                 namespace: key.namespace.clone().unwrap_or_default(),
@@ -74,28 +75,28 @@ async fn carry_out(
                 service_account,
             };
             let result = act::publish(agent, driver, &volume, before, &pod).await;
-            let effect = outcome(before, result.as_ref().map_err(act::MountError::class));
+            let state_after = state_after_call(before, result.as_ref().map_err(act::MountError::class));
             {
                 let mut state = agent.state.lock();
-                state.set_published(id, &uid, &volume.spec_name, effect);
+                state.set_published(id, &uid, &volume.spec_name, state_after);
                 if result.is_ok() {
                     state.set_error(id, &uid, None);
                 }
             }
             match result {
-                Ok(()) => info!(volume = %id, pod = %key, uid, "published"),
+                Ok(()) => info!(volume = %id, pod = %key, uid, "volume published"),
                 Err(error) => {
                     failed.pods.insert(uid.clone());
-                    return Err(mount_failed(agent, id, &uid, "SetUp", &volume.spec_name, &error));
+                    return Err(report_mount_failure(agent, id, &uid, "SetUp", &volume.spec_name, &error));
                 }
             }
             agent.wake_pod(uid);
         }
-        Order::Unpublish { uid, spec_name } => {
+        Operation::Unpublish { uid, spec_name } => {
             match act::unpublish(&agent.layout, driver, id, &uid, &spec_name).await {
                 Ok(()) => {
-                    agent.state.lock().set_published(id, &uid, &spec_name, Effect::default());
-                    info!(volume = %id, uid, "unpublished");
+                    agent.state.lock().set_published(id, &uid, &spec_name, MountState::default());
+                    info!(volume = %id, uid, "volume unpublished");
                     agent.wake_pod(uid);
                 }
                 Err(error) => {
@@ -105,10 +106,10 @@ async fn carry_out(
                 }
             }
         }
-        Order::Unstage => match act::unstage(&agent.layout, driver, id).await {
+        Operation::Unstage => match act::unstage(&agent.layout, driver, id).await {
             Ok(()) => {
-                agent.state.lock().set_staged(id, Effect::default());
-                info!(volume = %id, "unstaged");
+                agent.state.lock().set_staged(id, MountState::default());
+                info!(volume = %id, "volume unstaged");
             }
             Err(error) => {
                 agent.state.lock().undo_failed(id, None);
@@ -116,21 +117,21 @@ async fn carry_out(
                 return Err(format!("unstage: {error}"));
             }
         },
-        Order::Forget => {}
+        Operation::Forget => {}
     }
     Ok(())
 }
 
-fn outcome(before: Effect, result: Result<&(), Class>) -> Effect {
+fn state_after_call(before: MountState, result: Result<&(), ErrorClass>) -> MountState {
     match result {
-        Ok(()) => Effect::done(),
-        Err(class) => before.failed(class),
+        Ok(()) => MountState::mounted(),
+        Err(class) => before.call_failed(class),
     }
 }
 
-/// Tells the pod, and people, that a mount failed. Returns the message.
-fn mount_failed(
-    agent: &Shared,
+/// Stores the error for the pod's condition and records an event. Returns the message.
+fn report_mount_failure(
+    agent: &AgentContext,
     id: &VolumeId,
     uid: &str,
     step: &str,
@@ -148,30 +149,30 @@ fn mount_failed(
     message
 }
 
-/// How the volume stands with the attach/detach controller.
-fn attachment(agent: &Shared, id: &VolumeId) -> decide::Attach {
+/// Whether the volume is attached, as far as this node may rely on it.
+fn attach_state(agent: &AgentContext, id: &VolumeId) -> decide::AttachState {
     if !agent.attach_required(&id.driver) {
-        return decide::Attach::NotRequired;
+        return decide::AttachState::NotRequired;
     }
-    // The acknowledgement is read before the Node: the Node read then is no older than what was acknowledged.
-    let reported = agent.state.lock().is_reported(id);
+    // The acknowledgement is read before the Node, so that the Node is at least as new as the acknowledgement.
+    let in_use_reported = agent.state.lock().is_reported(id);
     let name = id.unique_name();
     let node = agent.nodes.named(&agent.name);
-    let listed = node
+    let listed_as_attached = node
         .as_ref()
         .and_then(|n| n.status.as_ref()?.volumes_attached.as_ref())
         .is_some_and(|all| all.iter().any(|a| a.name == name));
     let attachment = match agent.attachments.named(&id.attachment_name(&agent.name)) {
-        None => decide::Attachment::Missing,
-        Some(a) if a.metadata.is_deleting() => decide::Attachment::Deleting,
+        None => decide::AttachmentState::Missing,
+        Some(a) if a.metadata.is_deleting() => decide::AttachmentState::Deleting,
         Some(a) => match &a.status {
-            Some(status) if status.attached => decide::Attachment::Attached,
+            Some(status) if status.attached => decide::AttachmentState::Attached,
             Some(status) => match status.attach_error.as_ref().and_then(|e| e.message.clone()) {
-                Some(error) => decide::Attachment::Failed(error),
-                None => decide::Attachment::Pending,
+                Some(error) => decide::AttachmentState::Failed(error),
+                None => decide::AttachmentState::Pending,
             },
-            None => decide::Attachment::Pending,
+            None => decide::AttachmentState::Pending,
         },
     };
-    decide::Attach::Required { reported, listed, attachment }
+    decide::AttachState::Required { in_use_reported, listed_as_attached, attachment }
 }

@@ -39,7 +39,8 @@ pub struct WriteError {
 }
 
 impl WriteError {
-    fn code(&self) -> Option<u16> {
+    /// The HTTP status code of the reply. `None` if there was no reply.
+    pub fn code(&self) -> Option<u16> {
         match &*self.source {
             kube::Error::Api(status) => Some(status.code),
             _ => None,
@@ -259,21 +260,27 @@ pub async fn get_live<K: ApiObject>(client: &dyn Transport, key: &Key) -> Result
 /// Lists from the server, not from a cache: the objects of one namespace, or with `None` those of a cluster-scoped kind (of a
 /// namespaced kind, those of the namespace `default`).
 pub async fn list_live<K: ApiObject>(client: &dyn Transport, namespace: Option<&str>) -> Result<Vec<K>, WriteError> {
-    list_at(client, K::request_namespace(namespace), namespace.unwrap_or("*")).await
+    list_at(client, K::request_namespace(namespace), namespace.unwrap_or("*"), &ListParams::default()).await
 }
 
 /// Lists the objects of all namespaces from the server, not from a cache.
 pub async fn list_all_namespaces<K: ApiObject>(client: &dyn Transport) -> Result<Vec<K>, WriteError> {
-    list_at(client, None, "*").await
+    list_at(client, None, "*", &ListParams::default()).await
+}
+
+/// Lists the objects of all namespaces that match a field selector, from the server.
+pub async fn list_by_field<K: ApiObject>(client: &dyn Transport, selector: &str) -> Result<Vec<K>, WriteError> {
+    list_at(client, None, "*", &ListParams::default().fields(selector)).await
 }
 
 async fn list_at<K: ApiObject>(
     client: &dyn Transport,
     namespace: Option<&str>,
     error_key: &str,
+    params: &ListParams,
 ) -> Result<Vec<K>, WriteError> {
     let reply = async {
-        let request = Request::new(K::url_path(&(), namespace)).list(&ListParams::default());
+        let request = Request::new(K::url_path(&(), namespace)).list(params);
         calls::fetch::<ObjectList<K>>(client, check_built(request)?).await
     };
     reply.await.map(|list| list.items).map_err(failed::<K>("list", &Key::cluster(error_key)))

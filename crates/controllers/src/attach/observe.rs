@@ -312,8 +312,8 @@ impl Observed {
         if driver == flex::ATTACHER {
             let (driver, _) = flex::split_handle(handle).unwrap_or_default();
             return match self.flex.state(driver) {
-                cleat_flex::State::Ready(capabilities) if !capabilities.attach => Attaches::No,
-                cleat_flex::State::Starting => Attaches::Unknown,
+                cleat_flex::DriverState::Ready(capabilities) if !capabilities.attach => Attaches::No,
+                cleat_flex::DriverState::Starting => Attaches::Unknown,
                 _ => Attaches::Yes,
             };
         }

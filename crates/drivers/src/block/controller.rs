@@ -97,7 +97,7 @@ impl Controller for Service {
     ) -> Result<Response<v1::ControllerPublishVolumeResponse>, Status> {
         let request = request.into_inner();
         let outer = validate::text("volume_id", &request.volume_id)?.to_owned();
-        let node = validate::bounded("node_id", &request.node_id, validate::MAX_NODE_ID)?.to_owned();
+        let node = validate::bounded("node_id", &request.node_id, validate::MAX_NODE_ID_BYTES)?.to_owned();
         let capability = validate::present("volume_capability", &request.volume_capability)?;
         let wanted = Capability::parse("volume_capability", capability)?.publication(request.readonly);
         let read_only = self

@@ -139,7 +139,7 @@ pub fn announce(pool: &std::path::Path, node_id: &str, max_volumes: i64) -> Resu
 /// Serves until `stop`; calls in progress are allowed to finish.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), RunError> {
     let Config { endpoint, pool, node_id, controller, node, node_local, max_volumes } = config;
-    if validate::bounded("node_id", &node_id, validate::MAX_NODE_ID).is_err() {
+    if validate::bounded("node_id", &node_id, validate::MAX_NODE_ID_BYTES).is_err() {
         return Err(RunError::NodeId(node_id));
     }
     if !controller && !node {

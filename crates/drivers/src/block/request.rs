@@ -226,7 +226,7 @@ pub(crate) fn id_for(name: &str) -> String {
 
 /// Ids become file names: no separators, no leading dot, and short enough for a suffix.
 pub(crate) fn is_id(text: &str) -> bool {
-    text.len() <= validate::MAX_STRING
+    text.len() <= validate::MAX_STRING_BYTES
         && text.starts_with(|first: char| first.is_ascii_alphanumeric())
         && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
 }

@@ -92,7 +92,7 @@ async fn a_repeated_life_completes_after_a_kill_at_any_point() {
         let rig = Rig::new();
         let (mut child, client) = start(&rig, point).await;
         let error = live(&rig, &client).await.expect_err(point);
-        assert_eq!(error.class(), cleat_csi::Class::Uncertain, "{point}: {error}");
+        assert_eq!(error.class(), cleat_csi::ErrorClass::Uncertain, "{point}: {error}");
         child.0.wait().unwrap();
         let (_child, client) = start(&rig, "").await;
         live(&rig, &client).await.unwrap_or_else(|error| panic!("{point}: {error}"));

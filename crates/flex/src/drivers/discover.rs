@@ -1,7 +1,7 @@
-//! Finds drivers, and finds out when they come, change and go.
+//! Scans the plugin directory, watches it with inotify, and calls `init` of every new driver.
 //!
-//! A directory `vendor~driver` holds the driver `vendor/driver` in a file `driver`. A driver is asked what it can do when its
-//! executable is new or another one; what else changes in its directory means nothing.
+//! The directory `vendor~driver` contains the driver `vendor/driver` as the file `driver`. `init` is called when this
+//! executable appears or is replaced. Changes of other files in the directory have no effect.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -15,35 +15,35 @@ use inotify::{EventMask, Inotify, WatchMask};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::{Drivers, Known, State};
+use super::{DriverEntry, DriverState, Drivers};
 
-const FIRST_RETRY: Duration = Duration::from_millis(200);
-const LAST_RETRY: Duration = Duration::from_secs(60);
+const MIN_RETRY_INTERVAL: Duration = Duration::from_millis(200);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
-/// One state of a file.
+/// Identifies one version of an executable: it differs after the file was replaced or changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FileId {
+pub(super) struct ExecutableId {
     device: u64,
     inode: u64,
     changed: (i64, i64),
 }
 
 impl Drivers {
-    /// Looks for drivers until `stop`.
+    /// Keeps the table of drivers up to date until `stop`.
     pub async fn run(self, stop: CancellationToken) {
-        let mut pause = FIRST_RETRY;
+        let mut pause = MIN_RETRY_INTERVAL;
         while !stop.is_cancelled() {
-            let followed = tokio::select! {
+            let watched = tokio::select! {
                 () = stop.cancelled() => return,
-                followed = self.follow(&stop) => followed,
+                watched = self.watch_directory(&stop) => watched,
             };
-            match followed {
-                // The directory was taken away; it is made again.
-                Ok(()) => pause = FIRST_RETRY,
+            match watched {
+                // The directory was removed: create it again.
+                Ok(()) => pause = MIN_RETRY_INTERVAL,
                 Err(error) => {
-                    warn!(directory = ?self.0.config.directory, %error, "FlexVolume drivers cannot be looked for");
-                    self.update(BTreeMap::new(), &stop);
-                    pause = (pause * 2).min(LAST_RETRY);
+                    warn!(directory = ?self.0.config.directory, %error, "cannot scan the directory of FlexVolume drivers");
+                    self.apply_scan(BTreeMap::new(), &stop);
+                    pause = (pause * 2).min(MAX_RETRY_INTERVAL);
                 }
             }
             tokio::select! {
@@ -53,8 +53,8 @@ impl Drivers {
         }
     }
 
-    /// Ends when the directory itself goes.
-    async fn follow(&self, stop: &CancellationToken) -> io::Result<()> {
+    /// Returns when the directory itself is removed or moved.
+    async fn watch_directory(&self, stop: &CancellationToken) -> io::Result<()> {
         let directory = &self.0.config.directory;
         fs::create_dir_all(directory)?;
         let inotify = Inotify::init()?;
@@ -65,16 +65,16 @@ impl Drivers {
         let mut events = inotify.into_event_stream([0; 4096])?;
         loop {
             let mut found = BTreeMap::new();
-            for (name, home) in homes(directory)? {
+            for (name, driver_dir) in driver_dirs(directory)? {
                 let content = names | WatchMask::CLOSE_WRITE | WatchMask::ATTRIB | WatchMask::ONLYDIR;
-                // Watched first, looked at second: what changes in between is seen twice, not never.
-                let watched = watches.add(&home, content);
-                let executable = home.join(executable_name(&name));
-                if let (Ok(_), Some(id)) = (watched, identify(&executable)) {
+                // The watch is added before the file is inspected: a change between the two is handled twice, not missed.
+                let watched = watches.add(&driver_dir, content);
+                let executable = driver_dir.join(executable_name(&name));
+                if let (Ok(_), Some(id)) = (watched, executable_id(&executable)) {
                     found.insert(name, (executable, id));
                 }
             }
-            self.update(found, stop);
+            self.apply_scan(found, stop);
             let event = events.next().await.ok_or_else(|| io::Error::other("the watch has ended"))??;
             let gone = EventMask::DELETE_SELF | EventMask::MOVE_SELF | EventMask::IGNORED | EventMask::UNMOUNT;
             if event.wd == whole && event.mask.intersects(gone) {
@@ -83,22 +83,22 @@ impl Drivers {
         }
     }
 
-    /// Takes over what the directory holds now, and asks whoever is new.
-    fn update(&self, found: BTreeMap<String, (PathBuf, FileId)>, stop: &CancellationToken) {
+    /// Replaces the table by the result of a scan, and starts `init` of new and replaced drivers.
+    fn apply_scan(&self, found: BTreeMap<String, (PathBuf, ExecutableId)>, stop: &CancellationToken) {
         let mut new = Vec::new();
         {
-            let mut known = self.0.known.lock();
-            let first = known.is_none();
-            let known = known.get_or_insert_default();
-            let before = known.len();
-            known.retain(|name, _| found.contains_key(name));
-            let gone = before - known.len();
+            let mut entries = self.0.entries.lock();
+            let first = entries.is_none();
+            let entries = entries.get_or_insert_default();
+            let before = entries.len();
+            entries.retain(|name, _| found.contains_key(name));
+            let gone = before - entries.len();
             for (name, (executable, id)) in found {
-                if known.get(&name).is_some_and(|known| known.id == id) {
+                if entries.get(&name).is_some_and(|entry| entry.id == id) {
                     continue;
                 }
-                let state = State::Starting;
-                known.insert(name.clone(), Known { executable, id, state, unsupported: HashSet::new() });
+                let state = DriverState::Starting;
+                entries.insert(name.clone(), DriverEntry { executable, id, state, unsupported: HashSet::new() });
                 new.push((name, id));
             }
             if !first && gone == 0 && new.is_empty() {
@@ -111,61 +111,61 @@ impl Drivers {
             tokio::spawn(async move {
                 tokio::select! {
                     () = stop.cancelled() => {}
-                    () = drivers.probe(name, id) => {}
+                    () = drivers.initialize(name, id) => {}
                 }
             });
         }
     }
 
-    /// Asks a driver what it can do, until it says so or is another one.
-    async fn probe(&self, name: String, id: FileId) {
-        let mut pause = FIRST_RETRY;
+    /// Calls `init` with backoff until it succeeds or the executable is replaced or removed.
+    async fn initialize(&self, name: String, id: ExecutableId) {
+        let mut pause = MIN_RETRY_INTERVAL;
         loop {
-            let current = self.0.known.lock().as_ref().and_then(|known| known.get(&name).cloned());
+            let current = self.0.entries.lock().as_ref().and_then(|entries| entries.get(&name).cloned());
             let Some(current) = current.filter(|current| current.id == id) else { return };
-            let answer = self.call(&name, &current, "init", &[], None).await;
-            let done = answer.is_ok();
-            let state = match answer {
-                Ok(answer) => State::Ready(answer.capabilities),
-                Err(error) => State::Failing(error.to_string()),
+            let response = self.call(&name, &current, "init", &[], None).await;
+            let initialized = response.is_ok();
+            let state = match response {
+                Ok(response) => DriverState::Ready(response.capabilities),
+                Err(error) => DriverState::Failing(error.to_string()),
             };
-            info!(driver = name, ?state, "FlexVolume driver found");
+            info!(driver = name, ?state, "FlexVolume driver state changed");
             {
-                let mut known = self.0.known.lock();
-                let known = known.as_mut().and_then(|known| known.get_mut(&name)).filter(|known| known.id == id);
-                let Some(known) = known else { return };
-                known.state = state;
-                // Whoever does not support init is asked all the same.
-                known.unsupported.remove("init");
+                let mut entries = self.0.entries.lock();
+                let entry = entries.as_mut().and_then(|entries| entries.get_mut(&name)).filter(|entry| entry.id == id);
+                let Some(entry) = entry else { return };
+                entry.state = state;
+                // `init` is repeated even if the driver responds that it does not support it.
+                entry.unsupported.remove("init");
             }
             self.0.changes.send_replace(());
-            if done {
+            if initialized {
                 return;
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LAST_RETRY);
+            pause = (pause * 2).min(MAX_RETRY_INTERVAL);
         }
     }
 }
 
-/// The drivers' names, each with its directory.
-fn homes(directory: &Path) -> io::Result<Vec<(String, PathBuf)>> {
-    let mut homes = Vec::new();
+/// Lists the names of the drivers, each with its directory.
+fn driver_dirs(directory: &Path) -> io::Result<Vec<(String, PathBuf)>> {
+    let mut driver_dirs = Vec::new();
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
         let name = path.file_name().and_then(|name| name.to_str());
         if let Some(name) = name.filter(|name| !name.starts_with('.') && path.is_dir()) {
-            homes.push((name.replace('~', "/"), path));
+            driver_dirs.push((name.replace('~', "/"), path));
         }
     }
-    Ok(homes)
+    Ok(driver_dirs)
 }
 
 fn executable_name(driver: &str) -> &str {
     driver.rsplit('/').next().unwrap_or(driver)
 }
 
-fn identify(executable: &Path) -> Option<FileId> {
+fn executable_id(executable: &Path) -> Option<ExecutableId> {
     let meta = fs::metadata(executable).ok().filter(fs::Metadata::is_file)?;
-    Some(FileId { device: meta.dev(), inode: meta.ino(), changed: (meta.ctime(), meta.ctime_nsec()) })
+    Some(ExecutableId { device: meta.dev(), inode: meta.ino(), changed: (meta.ctime(), meta.ctime_nsec()) })
 }

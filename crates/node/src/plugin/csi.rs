@@ -1,4 +1,4 @@
-//! The calls to a CSI driver's node service: what each request says. Touches no files, keeps no state, decides nothing.
+//! Builds and sends the calls to a CSI driver's node service. It accesses no files, keeps no state, and makes no decisions.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -9,20 +9,20 @@ use cleat_csi::v1::node_service_capability::{Rpc, Type, rpc};
 use cleat_csi::v1::volume_capability::{AccessMode, AccessType, MountVolume};
 use cleat_csi::{CallError, Client, v1};
 
-use crate::desired::Wanted;
+use crate::desired::VolumeSpec;
 
-/// What the kubelet grants stage and publish, mkfs of a large disk included.
-const DEADLINE: Duration = Duration::from_secs(120);
+/// The kubelet's timeout for stage and publish. It includes the formatting of a large disk.
+const NODE_CALL_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What a driver's node service can do; asked once per registration.
+/// The capabilities of a driver's node service, read once per registration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Capabilities {
     pub(crate) stages: bool,
-    /// Tells one writer on a node from several.
+    /// The driver supports the access modes SINGLE_NODE_SINGLE_WRITER and SINGLE_NODE_MULTI_WRITER.
     pub(crate) single_node_modes: bool,
 }
 
-/// The pod a volume is published for, for drivers that ask.
+/// The pod for which a volume is published; sent to drivers with `podInfoOnMount`.
 #[derive(Clone, Debug)]
 pub(crate) struct PodInfo {
     pub(crate) name: String,
@@ -31,27 +31,27 @@ pub(crate) struct PodInfo {
     pub(crate) service_account: String,
 }
 
-/// Everything beside the volume itself that stage and publish carry.
+/// The parameters of stage and publish that are not part of the volume spec.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Context {
-    /// From the attachment.
-    pub(crate) publish: BTreeMap<String, String>,
+pub(crate) struct CallParameters {
+    /// The attachment metadata of the VolumeAttachment.
+    pub(crate) publish_context: BTreeMap<String, String>,
     pub(crate) secrets: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Driver {
+pub(crate) struct CsiDriver {
     client: Client,
     capabilities: Capabilities,
 }
 
-impl Driver {
-    /// Asks the driver what it can do.
-    pub(crate) async fn connect(client: Client) -> Result<Driver, CallError> {
-        let client = client.with_deadline(DEADLINE);
-        let answer = client.node_get_capabilities().await?;
+impl CsiDriver {
+    /// Reads the capabilities of the driver.
+    pub(crate) async fn connect(client: Client) -> Result<CsiDriver, CallError> {
+        let client = client.with_deadline(NODE_CALL_TIMEOUT);
+        let response = client.node_get_capabilities().await?;
         let has = |wanted: rpc::Type| {
-            answer
+            response
                 .capabilities
                 .iter()
                 .any(|c| matches!(&c.r#type, Some(Type::Rpc(Rpc { r#type })) if *r#type == wanted as i32))
@@ -60,60 +60,67 @@ impl Driver {
             stages: has(rpc::Type::StageUnstageVolume),
             single_node_modes: has(rpc::Type::SingleNodeMultiWriter),
         };
-        Ok(Driver { client, capabilities })
+        Ok(CsiDriver { client, capabilities })
     }
 
     pub(crate) fn stages(&self) -> bool {
         self.capabilities.stages
     }
 
-    pub(crate) async fn stage(&self, volume: &Wanted, staging: &Path, context: Context) -> Result<(), CallError> {
+    pub(crate) async fn stage(
+        &self,
+        volume: &VolumeSpec,
+        staging: &Path,
+        parameters: CallParameters,
+    ) -> Result<(), CallError> {
         let request = v1::NodeStageVolumeRequest {
             volume_id: volume.id.handle.clone(),
-            publish_context: hash(context.publish),
-            staging_target_path: text(staging),
+            publish_context: to_hash_map(parameters.publish_context),
+            staging_target_path: to_string(staging),
             volume_capability: Some(capability(volume, self.capabilities)),
-            secrets: hash(context.secrets),
-            volume_context: hash(volume.attributes.clone()),
+            secrets: to_hash_map(parameters.secrets),
+            volume_context: to_hash_map(volume.attributes.clone()),
         };
         self.client.node_stage_volume(request).await.map(drop)
     }
 
     pub(crate) async fn publish(
         &self,
-        volume: &Wanted,
+        volume: &VolumeSpec,
         staging: &Path,
         target: &Path,
         pod: &PodInfo,
-        context: Context,
+        parameters: CallParameters,
     ) -> Result<(), CallError> {
         let request = v1::NodePublishVolumeRequest {
             volume_id: volume.id.handle.clone(),
-            publish_context: hash(context.publish),
-            staging_target_path: if self.stages() { text(staging) } else { String::new() },
-            target_path: text(target),
+            publish_context: to_hash_map(parameters.publish_context),
+            staging_target_path: if self.stages() { to_string(staging) } else { String::new() },
+            target_path: to_string(target),
             volume_capability: Some(capability(volume, self.capabilities)),
             readonly: volume.read_only,
-            secrets: hash(context.secrets),
+            secrets: to_hash_map(parameters.secrets),
             volume_context: volume_context(volume, pod),
         };
         self.client.node_publish_volume(request).await.map(drop)
     }
 
     pub(crate) async fn unpublish(&self, handle: &str, target: &Path) -> Result<(), CallError> {
-        let request = v1::NodeUnpublishVolumeRequest { volume_id: handle.to_owned(), target_path: text(target) };
+        let request = v1::NodeUnpublishVolumeRequest { volume_id: handle.to_owned(), target_path: to_string(target) };
         self.client.node_unpublish_volume(request).await.map(drop)
     }
 
     pub(crate) async fn unstage(&self, handle: &str, staging: &Path) -> Result<(), CallError> {
-        let request = v1::NodeUnstageVolumeRequest { volume_id: handle.to_owned(), staging_target_path: text(staging) };
+        let request =
+            v1::NodeUnstageVolumeRequest { volume_id: handle.to_owned(), staging_target_path: to_string(staging) };
         self.client.node_unstage_volume(request).await.map(drop)
     }
 }
 
-fn capability(volume: &Wanted, capabilities: Capabilities) -> v1::VolumeCapability {
-    let modes = if capabilities.single_node_modes { MultiWriterSupport::Supported } else { MultiWriterSupport::Unsupported };
-    // The first mode counts, and a volume without modes is taken as ReadWriteOnce.
+fn capability(volume: &VolumeSpec, capabilities: Capabilities) -> v1::VolumeCapability {
+    let modes =
+        if capabilities.single_node_modes { MultiWriterSupport::Supported } else { MultiWriterSupport::Unsupported };
+    // Only the first mode counts. A volume without modes counts as ReadWriteOnce.
     let mode = volume.access_modes.first().map_or(access::READ_WRITE_ONCE, String::as_str);
     let mode = access::to_csi_mode(mode, modes).map_or(0, |m| m as i32);
     let mount = MountVolume {
@@ -124,9 +131,9 @@ fn capability(volume: &Wanted, capabilities: Capabilities) -> v1::VolumeCapabili
     v1::VolumeCapability { access_mode: Some(AccessMode { mode }), access_type: Some(AccessType::Mount(mount)) }
 }
 
-/// A copy: the pod's keys must not leak into a later stage call.
-fn volume_context(volume: &Wanted, pod: &PodInfo) -> HashMap<String, String> {
-    let mut context = hash(volume.attributes.clone());
+/// The attributes of the volume, with the keys of the pod added to a copy: they must not appear in a later stage call.
+fn volume_context(volume: &VolumeSpec, pod: &PodInfo) -> HashMap<String, String> {
+    let mut context = to_hash_map(volume.attributes.clone());
     if volume.pod_info {
         for (key, value) in [
             ("pod.name", pod.name.as_str()),
@@ -141,11 +148,11 @@ fn volume_context(volume: &Wanted, pod: &PodInfo) -> HashMap<String, String> {
     context
 }
 
-fn hash(map: BTreeMap<String, String>) -> HashMap<String, String> {
+fn to_hash_map(map: BTreeMap<String, String>) -> HashMap<String, String> {
     map.into_iter().collect()
 }
 
-fn text(path: &Path) -> String {
+fn to_string(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
@@ -154,8 +161,8 @@ mod tests {
     use super::*;
     use crate::layout::VolumeId;
 
-    fn wanted() -> Wanted {
-        Wanted {
+    fn volume_spec() -> VolumeSpec {
+        VolumeSpec {
             id: VolumeId::new("d", "h"),
             spec_name: "pv".into(),
             read_only: false,
@@ -170,9 +177,9 @@ mod tests {
     }
 
     #[test]
-    fn access_modes_follow_what_the_driver_tells_apart() {
+    fn single_node_modes_are_sent_only_to_drivers_that_support_them() {
         let mode = |modes: &[&str], single_node_modes| {
-            let volume = Wanted { access_modes: modes.iter().map(ToString::to_string).collect(), ..wanted() };
+            let volume = VolumeSpec { access_modes: modes.iter().map(ToString::to_string).collect(), ..volume_spec() };
             capability(&volume, Capabilities { stages: true, single_node_modes }).access_mode.unwrap().mode
         };
         assert_eq!(mode(&["ReadWriteOnce"], false), 1);
@@ -185,11 +192,11 @@ mod tests {
     #[test]
     fn pod_keys_are_added_to_a_copy() {
         let pod = PodInfo { name: "p".into(), namespace: "n".into(), uid: "u".into(), service_account: "s".into() };
-        let volume = wanted();
+        let volume = volume_spec();
         let context = volume_context(&volume, &pod);
         assert_eq!(context.len(), 6);
         assert_eq!(context["csi.storage.k8s.io/pod.uid"], "u");
         assert_eq!(volume.attributes.len(), 1);
-        assert_eq!(volume_context(&Wanted { pod_info: false, ..volume }, &pod).len(), 1);
+        assert_eq!(volume_context(&VolumeSpec { pod_info: false, ..volume }, &pod).len(), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! A real API server in a scratch directory. The agent's client remembers every write, and can be told to lose one.
+//! A real API server in a temporary directory. The agent's client logs every write, and can fail one.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,22 +13,22 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-const PATIENCE: Duration = Duration::from_secs(90);
-const LOOK_AGAIN: Duration = Duration::from_millis(2);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(90);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 pub(crate) struct Api {
     server: ApiServer,
-    /// May do everything.
+    /// Has all rights.
     client: Client,
-    log: Arc<Mutex<Log>>,
+    log: Arc<Mutex<WriteLog>>,
 }
 
 #[derive(Default)]
-struct Log {
-    /// Every write of the agent: method and path.
+struct WriteLog {
+    /// The method and path of every write of the agent.
     writes: Vec<String>,
-    /// Parts of paths; the next write to each fails.
-    lose: Vec<String>,
+    /// Parts of paths. The next write to a path that contains one fails and removes it from the list.
+    fail_next_writes: Vec<String>,
 }
 
 impl Api {
@@ -36,22 +36,22 @@ impl Api {
         let server = ApiServer::open(Config::new(directory, ([127, 0, 0, 1], 0).into())).await.unwrap();
         let api = Api { client: server.client("test"), server, log: Arc::default() };
         let ready = async |api: &Api| api.get("serviceaccounts", "default", "default").await.is_some();
-        api.until("pods can be created", ready).await;
+        api.wait_until("pods can be created", ready).await;
         api
     }
 
-    /// With the rights of the node and nobody else's.
-    pub(crate) fn of_node(&self, node: &str) -> Client {
+    /// A client with the rights of the node, which logs its writes.
+    pub(crate) fn node_client(&self, node: &str) -> Client {
         let inner = self.server.component(&format!("system:node:{node}"));
         let log = self.log.clone();
         let service = tower::service_fn(move |request: Request<Body>| {
-            let (inner, lost) = (inner.clone(), log.lock().note(&request));
-            async move { if lost { Ok(failure()) } else { inner.send(request).await } }
+            let (inner, must_fail) = (inner.clone(), log.lock().record(&request));
+            async move { if must_fail { Ok(failure()) } else { inner.send(request).await } }
         });
         Client::new(service, "default")
     }
 
-    /// What the process around the agents watches with.
+    /// The caches that the agents of one process share.
     pub(crate) fn caches(&self, stop: &CancellationToken) -> Caches {
         Caches::new(self.server.component("system:cleat:caches"), stop.clone())
     }
@@ -61,12 +61,12 @@ impl Api {
     }
 
     /// The agent's next write to a path that contains `part` fails.
-    pub(crate) fn lose(&self, part: &str) {
-        self.log.lock().lose.push(part.to_owned());
+    pub(crate) fn fail_next_writes(&self, part: &str) {
+        self.log.lock().fail_next_writes.push(part.to_owned());
     }
 
-    pub(crate) fn still_to_lose(&self) -> usize {
-        self.log.lock().lose.len()
+    pub(crate) fn pending_failures(&self) -> usize {
+        self.log.lock().fail_next_writes.len()
     }
 
     pub(crate) async fn get(&self, resource: &str, namespace: &str, name: &str) -> Option<Value> {
@@ -77,15 +77,15 @@ impl Api {
         }
     }
 
-    /// Creates an object together with its status. Gives it as it is stored.
-    pub(crate) async fn put(&self, resource: &str, object: impl serde::Serialize) -> Value {
+    /// Creates an object together with its status. Returns the stored object.
+    pub(crate) async fn create(&self, resource: &str, object: impl serde::Serialize) -> Value {
         let mut object = serde_json::to_value(object).unwrap();
         let meta = object["metadata"].as_object_mut().unwrap();
-        for given in ["uid", "resourceVersion", "creationTimestamp"] {
-            meta.remove(given);
+        for assigned in ["uid", "resourceVersion", "creationTimestamp"] {
+            meta.remove(assigned);
         }
-        let text = |field: &str| meta.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
-        let (namespace, name) = (text("namespace"), text("name"));
+        let field_value = |field: &str| meta.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let (namespace, name) = (field_value("namespace"), field_value("name"));
         let stored = self.send(Method::POST, &path(resource, &namespace), object.clone()).await.unwrap();
         match object.get("status").cloned() {
             Some(status) => self.edit_status(resource, &namespace, &name, status).await,
@@ -98,30 +98,30 @@ impl Api {
         self.send(Method::PATCH, &path, json!({ "status": status })).await.unwrap()
     }
 
-    /// Deletes as kubectl does: a pod on a node is only asked to go.
+    /// Deletes as kubectl does: a pod on a node only gets a deletion timestamp.
     pub(crate) async fn delete(&self, resource: &str, namespace: &str, name: &str) {
         self.send(Method::DELETE, &format!("{}/{name}", path(resource, namespace)), Value::Null).await.unwrap();
     }
 
-    /// Deletes by force.
-    pub(crate) async fn remove(&self, resource: &str, namespace: &str, name: &str) {
+    /// Deletes with a grace period of 0.
+    pub(crate) async fn force_delete(&self, resource: &str, namespace: &str, name: &str) {
         let path = format!("{}/{name}", path(resource, namespace));
         self.send(Method::DELETE, &path, json!({ "gracePeriodSeconds": 0 })).await.unwrap();
     }
 
-    pub(crate) async fn until(&self, what: &str, holds: impl AsyncFn(&Api) -> bool) {
+    pub(crate) async fn wait_until(&self, what: &str, condition_holds: impl AsyncFn(&Api) -> bool) {
         let held = async {
-            while !holds(self).await {
-                tokio::time::sleep(LOOK_AGAIN).await;
+            while !condition_holds(self).await {
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         };
-        if tokio::time::timeout(PATIENCE, held).await.is_err() {
-            let mut there = String::new();
+        if tokio::time::timeout(WAIT_TIMEOUT, held).await.is_err() {
+            let mut objects = String::new();
             for all in ["/api/v1/pods", "/api/v1/nodes"] {
                 let list = self.send(Method::GET, all, Value::Null).await.unwrap();
-                there.push_str(&serde_json::to_string_pretty(&list).unwrap());
+                objects.push_str(&serde_json::to_string_pretty(&list).unwrap());
             }
-            panic!("waited in vain: {what}; {there}");
+            panic!("timed out waiting until {what}; {objects}");
         }
     }
 
@@ -133,16 +133,16 @@ impl Api {
     }
 }
 
-impl Log {
-    /// Whether the request is to be lost.
-    fn note(&mut self, request: &Request<Body>) -> bool {
+impl WriteLog {
+    /// Logs a write. Returns whether it must fail.
+    fn record(&mut self, request: &Request<Body>) -> bool {
         if request.method() == Method::GET {
             return false;
         }
         let path = request.uri().path();
         self.writes.push(format!("{} {path}", request.method()));
-        let lost = self.lose.iter().position(|part| path.contains(part));
-        lost.map(|at| self.lose.remove(at)).is_some()
+        let position = self.fail_next_writes.iter().position(|part| path.contains(part));
+        position.map(|at| self.fail_next_writes.remove(at)).is_some()
     }
 }
 
@@ -162,7 +162,7 @@ fn path(resource: &str, namespace: &str) -> String {
 fn failure() -> Response<Body> {
     let status = json!({
         "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 500, "reason": "InternalError",
-        "message": "lost, as the test says",
+        "message": "failed by the test",
     });
     let mut response = Response::new(Body::from(status.to_string().into_bytes()));
     *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;

@@ -1,4 +1,4 @@
-//! The agent with a real driver, real devices and real mounts (needs root), and with a driver that plays a script.
+//! The agent with a real driver, real devices and real mounts (needs root), and with a scripted driver.
 #![allow(clippy::unwrap_used)]
 
 mod api;

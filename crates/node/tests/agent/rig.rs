@@ -1,4 +1,4 @@
-//! A node with a real block driver, real loop devices and real mounts; the controllers' part is played by hand.
+//! A node with a real block driver, real loop devices and real mounts. The tests do the work of the controllers themselves.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
 use crate::api::Api;
-use crate::scripted::Scripted;
+use crate::scripted::ScriptedDriver;
 
 pub(crate) const NODE: &str = "n1";
 
@@ -34,24 +34,24 @@ pub(crate) struct Rig {
     driver: Option<Client>,
     driver_stop: CancellationToken,
     agent: Option<(CancellationToken, JoinHandle<()>)>,
-    /// Names of the pods that were created, by uid.
+    /// The names of the created pods, by uid.
     pods: Mutex<BTreeMap<String, String>>,
 }
 
 impl Rig {
-    /// With a driver that only does what the test says.
-    pub(crate) async fn scripted() -> (Rig, Scripted) {
+    /// With a scripted driver.
+    pub(crate) async fn scripted() -> (Rig, ScriptedDriver) {
         let directory = TempDir::with_prefix("cleat-node-").unwrap();
         let driver_stop = CancellationToken::new();
-        let driver = Scripted::serve(&directory.path().join("driver.sock"), driver_stop.clone());
-        (Rig::around(directory, None, driver_stop, true).await, driver)
+        let driver = ScriptedDriver::serve(&directory.path().join("driver.sock"), driver_stop.clone());
+        (Rig::with_parts(directory, None, driver_stop, true).await, driver)
     }
 
     pub(crate) async fn new() -> Rig {
         Rig::with_driver(true).await
     }
 
-    /// The driver's volumes need no attaching.
+    /// With a CSIDriver that requires no attachment.
     pub(crate) async fn without_attachment() -> Rig {
         Rig::with_driver(false).await
     }
@@ -65,10 +65,10 @@ impl Rig {
         tokio::spawn(block::run(config, driver_stop.clone()));
         let driver = Client::new(endpoint);
         driver.wait_ready(Duration::from_secs(30)).await.unwrap();
-        Rig::around(directory, Some(driver), driver_stop, attach_required).await
+        Rig::with_parts(directory, Some(driver), driver_stop, attach_required).await
     }
 
-    async fn around(
+    async fn with_parts(
         directory: TempDir,
         driver: Option<Client>,
         driver_stop: CancellationToken,
@@ -78,7 +78,7 @@ impl Rig {
         let mut object = CSIDriver::default();
         object.metadata.name = Some(block::NAME.to_owned());
         object.spec = CSIDriverSpec { attach_required: Some(attach_required), ..CSIDriverSpec::default() };
-        api.put("csidrivers", object).await;
+        api.create("csidrivers", object).await;
         Rig { api, directory, driver, driver_stop, agent: None, pods: Mutex::default() }
     }
 
@@ -89,7 +89,7 @@ impl Rig {
     pub(crate) fn start(&mut self) {
         let stop = CancellationToken::new();
         let config = Config::new(NODE, self.root());
-        let agent = Agent::new(config, self.api.of_node(NODE), self.api.caches(&stop));
+        let agent = Agent::new(config, self.api.node_client(NODE).into(), self.api.caches(&stop));
         let running = tokio::spawn({
             let stop = stop.clone();
             async move { agent.run(stop).await.unwrap() }
@@ -103,17 +103,17 @@ impl Rig {
         running.await.unwrap();
     }
 
-    /// Ends the agent as a crash would: in the middle of whatever it does.
+    /// Ends the agent as a crash would: at its next await point.
     pub(crate) async fn crash(&mut self) {
         let (stop, running) = self.agent.take().unwrap();
         running.abort();
         let _ = running.await;
-        // The caches are the process's; they would have died with it.
+        // A crash of the process would end the caches too.
         stop.cancel();
     }
 
-    /// Announces the driver to the agent; the announcement lives as long as the driver.
-    pub(crate) async fn announce(&self) {
+    /// Serves the driver's registration socket until the driver stops.
+    pub(crate) async fn serve_registration(&self) {
         let registry = self.root().join("plugins_registry");
         std::fs::create_dir_all(&registry).unwrap();
         let info = PluginInfo {
@@ -125,11 +125,11 @@ impl Rig {
         let endpoint = Endpoint::unix(registry.join("block-reg.sock"));
         let stop = self.driver_stop.clone();
         tokio::spawn(async move {
-            server::serve(&endpoint, Routes::new(RegistrationServer::new(Plugin(info))), stop).await.unwrap();
+            server::serve(&endpoint, Routes::new(RegistrationServer::new(FakePlugin(info))), stop).await.unwrap();
         });
     }
 
-    /// A claim bound to a volume that the driver really has.
+    /// Creates a claim that is bound to a volume. With the real driver the volume exists. Returns the volume handle.
     pub(crate) async fn volume(&self, claim: &str) -> String {
         let name = format!("pv-{claim}");
         let mut volume = build::volume(&name, "", "64Mi");
@@ -148,18 +148,18 @@ impl Rig {
         }
         let handle = csi.volume_handle.clone();
         let (claim, mut volume) = build::bound(build::claim("default", claim, None, "64Mi"), volume);
-        let claim = self.api.put("persistentvolumeclaims", claim).await;
+        let claim = self.api.create("persistentvolumeclaims", claim).await;
         let reference = volume.spec.as_mut().unwrap().claim_ref.as_mut().unwrap();
         reference.uid = claim["metadata"]["uid"].as_str().map(ToOwned::to_owned);
-        self.api.put("persistentvolumes", volume).await;
+        self.api.create("persistentvolumes", volume).await;
         handle
     }
 
-    /// Creates the pod, and remembers its uid.
-    pub(crate) async fn run(&self, pod: impl serde::Serialize) {
-        let pod = self.api.put("pods", pod).await;
-        let text = |field: &str| pod["metadata"][field].as_str().unwrap().to_owned();
-        self.pods.lock().insert(text("uid"), text("name"));
+    /// Creates the pod and stores its uid.
+    pub(crate) async fn create_pod(&self, pod: impl serde::Serialize) {
+        let pod = self.api.create("pods", pod).await;
+        let field_value = |field: &str| pod["metadata"][field].as_str().unwrap().to_owned();
+        self.pods.lock().insert(field_value("uid"), field_value("name"));
     }
 
     pub(crate) fn uid(&self, pod: &str) -> String {
@@ -167,8 +167,8 @@ impl Rig {
         pods.iter().find(|(_, name)| *name == pod).map(|(uid, _)| uid.clone()).unwrap()
     }
 
-    /// What the driver was asked to do, with pods by their names.
-    pub(crate) fn calls(&self, driver: &Scripted) -> Vec<String> {
+    /// The calls of the scripted driver, with the names of the pods instead of their uids.
+    pub(crate) fn calls(&self, driver: &ScriptedDriver) -> Vec<String> {
         let pods = self.pods.lock();
         let named = |call: String| match call.split_once(' ') {
             Some((method, uid)) => format!("{method} {}", pods[uid]),
@@ -188,28 +188,29 @@ impl Rig {
         pod
     }
 
-    /// Plays attach/detach controller and attacher: waits until the node says it uses the volume, then attaches it.
+    /// Does the work of the attach/detach controller and the attacher: waits until the node reports the volume in use, then
+    /// attaches it.
     pub(crate) async fn attach(&self, handle: &str) {
         let unique = names::unique_volume_name(block::NAME, handle);
-        self.api.until("the volume is reported in use", async |api| in_use(api).await.contains(&unique)).await;
+        self.api.wait_until("the volume is reported in use", async |api| in_use(api).await.contains(&unique)).await;
         self.publish_to_node(handle).await;
         let mut attachment = build::attachment(&build::volume("x", "", "1"), NODE);
         attachment.metadata.name = Some(names::attachment(handle, block::NAME, NODE));
         attachment.spec.attacher = block::NAME.to_owned();
         let mut attachment = serde_json::to_value(attachment).unwrap();
         attachment["status"] = json!({ "attached": true });
-        self.api.put("volumeattachments", attachment).await;
+        self.api.create("volumeattachments", attachment).await;
         self.report_attached(&[handle]).await;
     }
 
-    /// Plays the attach/detach controller's part of the node's status.
+    /// Writes `volumesAttached`, as the attach/detach controller does.
     pub(crate) async fn report_attached(&self, handles: &[&str]) {
         let entry = |handle: &&str| json!({ "name": names::unique_volume_name(block::NAME, handle), "devicePath": "" });
         let list: Vec<_> = handles.iter().map(entry).collect();
         self.api.edit_status("nodes", "", NODE, json!({ "volumesAttached": list })).await;
     }
 
-    /// The controller's half of attaching, as the driver sees it.
+    /// Calls ControllerPublishVolume of the real driver.
     pub(crate) async fn publish_to_node(&self, handle: &str) {
         let request = v1::ControllerPublishVolumeRequest {
             volume_id: handle.to_owned(),
@@ -222,21 +223,21 @@ impl Rig {
         }
     }
 
-    pub(crate) async fn until_mounted(&self, pod: &str) {
-        self.api.until("the pod's volumes are mounted", async |api| condition(api, pod).await.0 == "True").await;
+    pub(crate) async fn wait_until_mounted(&self, pod: &str) {
+        self.api.wait_until("the pod's volumes are mounted", async |api| condition(api, pod).await.0 == "True").await;
     }
 
-    pub(crate) async fn until_unused(&self) {
-        self.api.until("nothing is in use any more", async |api| in_use(api).await.is_empty()).await;
+    pub(crate) async fn wait_until_unused(&self) {
+        self.api.wait_until("nothing is in use any more", async |api| in_use(api).await.is_empty()).await;
     }
 
-    /// Asks for deletion as kubectl does.
+    /// Deletes the pod as kubectl does.
     pub(crate) async fn delete(&self, pod: &str) {
         self.api.delete("pods", "default", pod).await;
     }
 
-    pub(crate) async fn until_gone(&self, pod: &str) {
-        self.api.until("the pod is gone", async |api| api.get("pods", "default", pod).await.is_none()).await;
+    pub(crate) async fn wait_until_gone(&self, pod: &str) {
+        self.api.wait_until("the pod is gone", async |api| api.get("pods", "default", pod).await.is_none()).await;
     }
 
     pub(crate) fn target(&self, pod: &str, claim: &str) -> PathBuf {
@@ -252,7 +253,7 @@ impl Rig {
         driver.join(names::sha256_hex(handle)).join("globalmount")
     }
 
-    /// Mounts below the rig's directory.
+    /// The mounts below the rig's directory.
     pub(crate) fn mounts(&self) -> Vec<(u32, PathBuf)> {
         let here = self.directory.path().canonicalize().unwrap();
         let table = mount::table().unwrap();
@@ -293,34 +294,34 @@ pub(crate) async fn in_use(api: &Api) -> Vec<String> {
     list.iter().map(|v| v.as_str().unwrap().to_owned()).collect()
 }
 
-/// Status, reason and message of the condition that volumes are mounted.
+/// Status, reason and message of the condition `cleat.dev/VolumesMounted`.
 pub(crate) async fn condition(api: &Api, pod: &str) -> (String, String, String) {
     let pod = api.get("pods", "default", pod).await.unwrap_or_default();
     let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
     let found = conditions.into_iter().find(|c| c["type"] == "cleat.dev/VolumesMounted").unwrap_or_default();
-    let text = |field: &str| found[field].as_str().unwrap_or_default().to_owned();
-    (text("status"), text("reason"), text("message"))
+    let field_value = |field: &str| found[field].as_str().unwrap_or_default().to_owned();
+    (field_value("status"), field_value("reason"), field_value("message"))
 }
 
 pub(crate) fn record(target: &Path) -> Value {
-    let text = std::fs::read_to_string(target.parent().unwrap().join("vol_data.json")).unwrap();
-    serde_json::from_str(&text).unwrap()
+    let json = std::fs::read_to_string(target.parent().unwrap().join("vol_data.json")).unwrap();
+    serde_json::from_str(&json).unwrap()
 }
 
-/// Waits for something that no write to the server tells of.
-pub(crate) async fn eventually(holds: impl Fn() -> bool) {
+/// Waits for a condition that no API object shows.
+pub(crate) async fn poll_until(condition_holds: impl Fn() -> bool) {
     let held = async {
-        while !holds() {
+        while !condition_holds() {
             tokio::task::yield_now().await;
         }
     };
     tokio::time::timeout(Duration::from_secs(90), held).await.unwrap();
 }
 
-struct Plugin(PluginInfo);
+struct FakePlugin(PluginInfo);
 
 #[tonic::async_trait]
-impl Registration for Plugin {
+impl Registration for FakePlugin {
     async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
         Ok(Response::new(self.0.clone()))
     }

@@ -1,4 +1,4 @@
-//! A driver that does nothing but what the test tells it to, and remembers every call.
+//! A node service that mounts nothing: it logs every call, succeeds, or responds as the test has scripted it.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
@@ -14,62 +14,62 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status};
 
-/// What the next call of a method answers.
+/// The response to one call of a method; without one the call succeeds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Answer {
+pub(crate) enum ScriptedResponse {
     Fail(Code),
-    /// No answer at all, as long as the caller cares to wait.
+    /// The call does not return.
     Hang,
 }
 
 #[derive(Clone)]
-pub(crate) struct Scripted {
-    script: Arc<Mutex<HashMap<&'static str, VecDeque<Answer>>>>,
+pub(crate) struct ScriptedDriver {
+    script: Arc<Mutex<HashMap<&'static str, VecDeque<ScriptedResponse>>>>,
     calls: Arc<watch::Sender<Vec<String>>>,
 }
 
-impl Scripted {
-    pub(crate) fn serve(socket: &Path, stop: CancellationToken) -> Scripted {
-        let driver = Scripted { script: Arc::default(), calls: Arc::new(watch::Sender::new(Vec::new())) };
+impl ScriptedDriver {
+    pub(crate) fn serve(socket: &Path, stop: CancellationToken) -> ScriptedDriver {
+        let driver = ScriptedDriver { script: Arc::default(), calls: Arc::new(watch::Sender::new(Vec::new())) };
         let (endpoint, routes) = (Endpoint::unix(socket), Routes::new(NodeServer::new(driver.clone())));
         tokio::spawn(async move { server::serve(&endpoint, routes, stop).await.unwrap() });
         driver
     }
 
-    pub(crate) fn next(&self, method: &'static str, answer: Answer) {
-        self.script.lock().entry(method).or_default().push_back(answer);
+    pub(crate) fn push_response(&self, method: &'static str, response: ScriptedResponse) {
+        self.script.lock().entry(method).or_default().push_back(response);
     }
 
-    /// Method, and uid of the pod, of every call that changes something, in order.
+    /// The method and the uid of the pod of every stage, publish, unpublish and unstage, in order.
     pub(crate) fn calls(&self) -> Vec<String> {
         self.calls.borrow().clone()
     }
 
-    pub(crate) async fn until_called(&self, method: &str) {
+    pub(crate) async fn wait_for_call(&self, method: &str) {
         let mut calls = self.calls.subscribe();
         let called = calls.wait_for(|calls| calls.iter().any(|c| c.starts_with(method)));
         tokio::time::timeout(Duration::from_secs(90), called).await.expect(method).unwrap();
     }
 
-    async fn called(&self, method: &'static str, path: &str) -> Result<(), Status> {
+    async fn respond(&self, method: &'static str, path: &str) -> Result<(), Status> {
         let pod = path.split('/').skip_while(|c| *c != "pods").nth(1).unwrap_or_default();
         self.calls.send_modify(|calls| calls.push(format!("{method} {pod}").trim_end().to_owned()));
-        let answer = self.script.lock().get_mut(method).and_then(VecDeque::pop_front);
-        match answer {
+        let response = self.script.lock().get_mut(method).and_then(VecDeque::pop_front);
+        match response {
             None => Ok(()),
-            Some(Answer::Fail(code)) => Err(Status::new(code, "as the test says")),
-            Some(Answer::Hang) => std::future::pending().await,
+            Some(ScriptedResponse::Fail(code)) => Err(Status::new(code, "as the test says")),
+            Some(ScriptedResponse::Hang) => std::future::pending().await,
         }
     }
 }
 
 #[tonic::async_trait]
-impl Node for Scripted {
+impl Node for ScriptedDriver {
     async fn node_stage_volume(
         &self,
         request: Request<v1::NodeStageVolumeRequest>,
     ) -> Result<Response<v1::NodeStageVolumeResponse>, Status> {
-        self.called("stage", &request.into_inner().staging_target_path).await?;
+        self.respond("stage", &request.into_inner().staging_target_path).await?;
         Ok(Response::new(Default::default()))
     }
 
@@ -77,7 +77,7 @@ impl Node for Scripted {
         &self,
         request: Request<v1::NodeUnstageVolumeRequest>,
     ) -> Result<Response<v1::NodeUnstageVolumeResponse>, Status> {
-        self.called("unstage", &request.into_inner().staging_target_path).await?;
+        self.respond("unstage", &request.into_inner().staging_target_path).await?;
         Ok(Response::new(Default::default()))
     }
 
@@ -85,7 +85,7 @@ impl Node for Scripted {
         &self,
         request: Request<v1::NodePublishVolumeRequest>,
     ) -> Result<Response<v1::NodePublishVolumeResponse>, Status> {
-        self.called("publish", &request.into_inner().target_path).await?;
+        self.respond("publish", &request.into_inner().target_path).await?;
         Ok(Response::new(Default::default()))
     }
 
@@ -93,7 +93,7 @@ impl Node for Scripted {
         &self,
         request: Request<v1::NodeUnpublishVolumeRequest>,
     ) -> Result<Response<v1::NodeUnpublishVolumeResponse>, Status> {
-        self.called("unpublish", &request.into_inner().target_path).await?;
+        self.respond("unpublish", &request.into_inner().target_path).await?;
         Ok(Response::new(Default::default()))
     }
 

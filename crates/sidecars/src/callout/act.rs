@@ -2,7 +2,7 @@
 
 use cleat_api::flex::{DEVICE_PATH_KEY, FlexVolume};
 use cleat_api::key::{Key, Meta as _};
-use cleat_flex::Options;
+use cleat_flex::VolumeOptions;
 use cleat_runtime::write::{self, Part, WriteError};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use serde_json::{Value, json};
@@ -114,11 +114,11 @@ impl Caller {
     }
 }
 
-fn options(volume: &FlexVolume) -> Options {
-    Options {
+fn options(volume: &FlexVolume) -> VolumeOptions {
+    VolumeOptions {
         volume: volume.volume.clone(),
         fs_type: volume.fs_type.clone(),
         read_only: volume.read_only,
-        more: volume.options.clone(),
+        user_options: volume.options.clone(),
     }
 }

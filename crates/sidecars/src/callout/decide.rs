@@ -3,7 +3,7 @@
 use cleat_api::flex::{self, FlexVolume};
 use cleat_api::key::Meta as _;
 use cleat_api::names;
-use cleat_flex::State;
+use cleat_flex::DriverState as State;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 
 #[derive(Clone, Debug)]

@@ -1,6 +1,6 @@
 //! What a failed CreateVolume means for the claim.
 
-use cleat_csi::{CallError, Class, Code};
+use cleat_csi::{CallError, Code, ErrorClass as Class};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Aftermath {

@@ -1,4 +1,5 @@
-//! A driver's entry in the CSINode and on the Node object. Writes with optimistic concurrency; several drivers may come at once.
+//! Adds drivers to, and removes them from, the CSINode and the Node (node id annotation and topology labels). It writes with
+//! optimistic concurrency.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,60 +12,56 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::storage::v1::{CSINode, CSINodeDriver, CSINodeSpec, VolumeNodeResources};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
-use crate::agent::Shared;
+use crate::context::AgentContext;
+use crate::drivers::DriverNodeInfo;
 
-/// A lost race means that somebody else made progress; this many in a row mean something else.
-const MOST_RACES: usize = 16;
+/// The number of writes after which an update with conflicts fails. The caller repeats it with backoff.
+const MAX_WRITE_ATTEMPTS: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
-pub enum RegistryError {
+pub enum CsiNodeError {
     #[error(transparent)]
     Write(#[from] WriteError),
     #[error("node {0} does not exist")]
     NoNode(String),
     #[error("node label {key} is {has:?}, the driver's topology says {wants:?}")]
-    Label { key: String, has: String, wants: String },
+    LabelConflict { key: String, has: String, wants: String },
     #[error("{object} was written by others too often")]
-    Races { object: &'static str },
+    TooManyConflicts { object: &'static str },
 }
 
-/// What a driver says about itself on this node.
-#[derive(Clone, Debug)]
-pub(crate) struct Announced {
-    pub(crate) name: String,
-    pub(crate) node_id: String,
-    pub(crate) max_volumes: i64,
-    pub(crate) topology: BTreeMap<String, String>,
-}
-
-pub(crate) async fn enter(agent: &Shared, driver: &Announced) -> Result<(), RegistryError> {
-    // One at a time in this process: two drivers that start together would only lose races to each other.
-    let _turn = agent.registry.lock().await;
+pub(crate) async fn add_driver(agent: &AgentContext, driver: &DriverNodeInfo) -> Result<(), CsiNodeError> {
+    // One update at a time: updates for drivers that start together would conflict with each other.
+    let _guard = agent.csi_node_lock.lock().await;
     let node = update_node(agent, &driver.name, Some(driver)).await?;
     update_csi_node(agent, &node, &driver.name, Some(driver)).await
 }
 
-/// Makes the CSINode, without any driver yet, or replaces one that describes an earlier machine of this name.
-pub(crate) async fn prepare(agent: &Shared, node: &Node) -> Result<(), RegistryError> {
-    let _turn = agent.registry.lock().await;
+/// Creates the CSINode without drivers, or replaces one that belongs to an earlier Node of the same name.
+pub(crate) async fn ensure_csi_node(agent: &AgentContext, node: &Node) -> Result<(), CsiNodeError> {
+    let _guard = agent.csi_node_lock.lock().await;
     update_csi_node(agent, node, "", None).await
 }
 
-/// Topology labels stay: other drivers may share them, and volumes on this node depend on them.
-pub(crate) async fn leave(agent: &Shared, name: &str) -> Result<(), RegistryError> {
-    let _turn = agent.registry.lock().await;
+/// The topology labels stay: other drivers may share them, and volumes on this node depend on them.
+pub(crate) async fn remove_driver(agent: &AgentContext, name: &str) -> Result<(), CsiNodeError> {
+    let _guard = agent.csi_node_lock.lock().await;
     let node = match update_node(agent, name, None).await {
-        Err(RegistryError::NoNode(_)) => return Ok(()),
+        Err(CsiNodeError::NoNode(_)) => return Ok(()),
         node => node?,
     };
     update_csi_node(agent, &node, name, None).await
 }
 
-async fn update_node(agent: &Shared, name: &str, driver: Option<&Announced>) -> Result<Arc<Node>, RegistryError> {
+async fn update_node(
+    agent: &AgentContext,
+    name: &str,
+    driver: Option<&DriverNodeInfo>,
+) -> Result<Arc<Node>, CsiNodeError> {
     let key = Key::cluster(&agent.name);
-    for _ in 0..MOST_RACES {
+    for _ in 0..MAX_WRITE_ATTEMPTS {
         let found: Option<Node> = write::get_live(&agent.client, &key).await?;
-        let node = found.ok_or_else(|| RegistryError::NoNode(agent.name.clone()))?;
+        let node = found.ok_or_else(|| CsiNodeError::NoNode(agent.name.clone()))?;
         let Some(patch) = node_patch(&node, name, driver)? else { return Ok(node.into()) };
         match write::merge::<Node>(&agent.client, Part::Whole, &key, &patch).await {
             Ok(written) => {
@@ -75,13 +72,17 @@ async fn update_node(agent: &Shared, name: &str, driver: Option<&Announced>) -> 
             Err(error) => return Err(error.into()),
         }
     }
-    Err(RegistryError::Races { object: "Node" })
+    Err(CsiNodeError::TooManyConflicts { object: "Node" })
 }
 
-/// The change to the Node, if one is needed.
-fn node_patch(node: &Node, name: &str, driver: Option<&Announced>) -> Result<Option<serde_json::Value>, RegistryError> {
-    let text = node.metadata.annotation(NODE_CSI_IDS);
-    let mut ids: BTreeMap<String, String> = text.and_then(|t| serde_json::from_str(t).ok()).unwrap_or_default();
+/// Returns the merge patch for the Node, or `None` if it is up to date.
+fn node_patch(
+    node: &Node,
+    name: &str,
+    driver: Option<&DriverNodeInfo>,
+) -> Result<Option<serde_json::Value>, CsiNodeError> {
+    let json = node.metadata.annotation(NODE_CSI_IDS);
+    let mut ids: BTreeMap<String, String> = json.and_then(|t| serde_json::from_str(t).ok()).unwrap_or_default();
     let before = ids.clone();
     match driver {
         Some(driver) => ids.insert(name.to_owned(), driver.node_id.clone()),
@@ -92,7 +93,7 @@ fn node_patch(node: &Node, name: &str, driver: Option<&Announced>) -> Result<Opt
         match node.metadata.labels.as_ref().and_then(|l| l.get(key)) {
             Some(has) if has == wants => {}
             Some(has) => {
-                return Err(RegistryError::Label { key: key.clone(), has: has.clone(), wants: wants.clone() });
+                return Err(CsiNodeError::LabelConflict { key: key.clone(), has: has.clone(), wants: wants.clone() });
             }
             None => {
                 labels.insert(key, wants);
@@ -113,17 +114,17 @@ fn node_patch(node: &Node, name: &str, driver: Option<&Announced>) -> Result<Opt
 }
 
 async fn update_csi_node(
-    agent: &Shared,
+    agent: &AgentContext,
     node: &Node,
     name: &str,
-    driver: Option<&Announced>,
-) -> Result<(), RegistryError> {
+    driver: Option<&DriverNodeInfo>,
+) -> Result<(), CsiNodeError> {
     let key = Key::cluster(&agent.name);
-    for _ in 0..MOST_RACES {
+    for _ in 0..MAX_WRITE_ATTEMPTS {
         let found: Option<CSINode> = write::get_live(&agent.client, &key).await?;
         let written = match found {
             None => write::create(&agent.client, &csi_node(node, driver)).await,
-            // It describes an earlier machine of this name.
+            // It belongs to an earlier Node of the same name.
             Some(old) if !is_owned_by(&old, node) => {
                 write::delete(&agent.client, &old).await?;
                 continue;
@@ -141,10 +142,10 @@ async fn update_csi_node(
             Err(error) => return Err(error.into()),
         }
     }
-    Err(RegistryError::Races { object: "CSINode" })
+    Err(CsiNodeError::TooManyConflicts { object: "CSINode" })
 }
 
-fn csi_node(node: &Node, driver: Option<&Announced>) -> CSINode {
+fn csi_node(node: &Node, driver: Option<&DriverNodeInfo>) -> CSINode {
     let owner = OwnerReference {
         api_version: "v1".to_owned(),
         kind: "Node".to_owned(),
@@ -168,8 +169,8 @@ fn is_owned_by(csi_node: &CSINode, node: &Node) -> bool {
     owners.peek().is_none() || owners.any(|o| o.uid == node.metadata.uid())
 }
 
-/// Whether the list changed.
-fn set_driver(drivers: &mut Vec<CSINodeDriver>, name: &str, driver: Option<&Announced>) -> bool {
+/// Returns whether the list has changed.
+fn set_driver(drivers: &mut Vec<CSINodeDriver>, name: &str, driver: Option<&DriverNodeInfo>) -> bool {
     let wanted = driver.map(entry);
     if drivers.iter().find(|d| d.name == name) == wanted.as_ref() {
         return false;
@@ -179,9 +180,9 @@ fn set_driver(drivers: &mut Vec<CSINodeDriver>, name: &str, driver: Option<&Anno
     true
 }
 
-fn entry(driver: &Announced) -> CSINodeDriver {
+fn entry(driver: &DriverNodeInfo) -> CSINodeDriver {
     let keys: BTreeSet<String> = driver.topology.keys().cloned().collect();
-    // None and nonsense both mean "no limit".
+    // 0 means that the driver sets no limit; an invalid negative number is treated the same.
     let count = (driver.max_volumes > 0).then(|| i32::try_from(driver.max_volumes).unwrap_or(i32::MAX));
     CSINodeDriver {
         name: driver.name.clone(),
@@ -196,43 +197,46 @@ mod tests {
     use super::*;
     use cleat_testing::build;
 
-    fn announced(max_volumes: i64) -> Announced {
+    fn driver_info(max_volumes: i64) -> DriverNodeInfo {
         let topology = BTreeMap::from([("topology.cleat.dev/node".to_owned(), "n1".to_owned())]);
-        Announced { name: "d".into(), node_id: "id-1".into(), max_volumes, topology }
+        DriverNodeInfo { name: "d".into(), node_id: "id-1".into(), max_volumes, topology }
     }
 
     #[test]
-    fn the_node_learns_id_and_topology_once() {
+    fn the_node_gets_id_and_topology_once() {
         let mut node = build::node("n1");
-        let patch = node_patch(&node, "d", Some(&announced(0))).unwrap().unwrap();
+        let patch = node_patch(&node, "d", Some(&driver_info(0))).unwrap().unwrap();
         assert_eq!(patch["metadata"]["annotations"][NODE_CSI_IDS], "{\"d\":\"id-1\"}");
         assert_eq!(patch["metadata"]["labels"]["topology.cleat.dev/node"], "n1");
 
         build::annotate(&mut node.metadata, NODE_CSI_IDS, "{\"d\":\"id-1\"}");
-        node.metadata.labels = Some(announced(0).topology);
-        assert_eq!(node_patch(&node, "d", Some(&announced(0))).unwrap(), None, "nothing new");
+        node.metadata.labels = Some(driver_info(0).topology);
+        assert_eq!(node_patch(&node, "d", Some(&driver_info(0))).unwrap(), None, "nothing new");
 
         let patch = node_patch(&node, "d", None).unwrap().unwrap();
-        assert!(patch["metadata"]["annotations"][NODE_CSI_IDS].is_null(), "the last driver takes the annotation along");
+        assert!(
+            patch["metadata"]["annotations"][NODE_CSI_IDS].is_null(),
+            "the annotation is removed with the last driver"
+        );
 
         node.metadata.labels.as_mut().unwrap().insert("topology.cleat.dev/node".into(), "n9".into());
-        assert!(matches!(node_patch(&node, "d", Some(&announced(0))), Err(RegistryError::Label { .. })));
+        assert!(matches!(node_patch(&node, "d", Some(&driver_info(0))), Err(CsiNodeError::LabelConflict { .. })));
     }
 
     #[test]
-    fn csi_node_entries_are_replaced_not_doubled() {
+    fn csi_node_entries_are_replaced_not_duplicated() {
         let mut drivers = Vec::new();
-        assert!(set_driver(&mut drivers, "d", Some(&announced(0))));
+        assert!(set_driver(&mut drivers, "d", Some(&driver_info(0))));
         assert_eq!(drivers[0].allocatable, None);
-        assert!(!set_driver(&mut drivers, "d", Some(&announced(-1))), "no limit either way");
-        assert!(set_driver(&mut drivers, "d", Some(&announced(i64::MAX))));
+        assert!(!set_driver(&mut drivers, "d", Some(&driver_info(-1))), "no limit either way");
+        assert!(set_driver(&mut drivers, "d", Some(&driver_info(i64::MAX))));
         assert_eq!(drivers[0].allocatable.as_ref().unwrap().count, Some(i32::MAX));
         assert_eq!(drivers.len(), 1);
         assert!(set_driver(&mut drivers, "d", None) && drivers.is_empty());
     }
 
     #[test]
-    fn a_csi_node_of_an_earlier_machine_is_recognised() {
+    fn a_csi_node_of_an_earlier_node_is_recognized() {
         let node = build::node("n1");
         assert!(is_owned_by(&csi_node(&node, None), &node));
         let mut later = node.clone();

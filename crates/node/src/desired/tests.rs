@@ -1,4 +1,4 @@
-//! The cases of [`super::wants`].
+//! Cases of [`super::resolve_pod`].
 
 use std::collections::HashMap;
 
@@ -9,13 +9,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use super::*;
 
 #[derive(Default)]
-struct World {
+struct TestObjects {
     claims: HashMap<Key, Arc<PersistentVolumeClaim>>,
     volumes: HashMap<String, Arc<PersistentVolume>>,
     drivers: HashMap<String, Arc<CSIDriver>>,
 }
 
-impl Objects for World {
+impl ObjectReader for TestObjects {
     fn claim(&self, key: &Key) -> Option<Arc<PersistentVolumeClaim>> {
         self.claims.get(key).cloned()
     }
@@ -43,22 +43,22 @@ impl Case {
         Case { pod, claim: Some(claim), volume: Some(volume), driver: None }
     }
 
-    fn wants(&self) -> PodWants {
-        let mut world = World::default();
+    fn resolve(&self) -> DesiredPod {
+        let mut objects = TestObjects::default();
         if let Some(claim) = &self.claim {
-            world.claims.insert(Key::of(&claim.metadata), Arc::new(claim.clone()));
+            objects.claims.insert(Key::of(&claim.metadata), Arc::new(claim.clone()));
         }
         if let Some(volume) = &self.volume {
-            world.volumes.insert(volume.metadata.name.clone().unwrap(), Arc::new(volume.clone()));
+            objects.volumes.insert(volume.metadata.name.clone().unwrap(), Arc::new(volume.clone()));
         }
         if let Some(driver) = &self.driver {
-            world.drivers.insert(driver.metadata.name.clone().unwrap(), Arc::new(driver.clone()));
+            objects.drivers.insert(driver.metadata.name.clone().unwrap(), Arc::new(driver.clone()));
         }
-        wants(&self.pod, &world)
+        resolve_pod(&self.pod, &objects)
     }
 
-    fn blocked(&self) -> Option<&'static str> {
-        self.wants().volumes[0].want.as_ref().err().map(Blocked::reason)
+    fn error_reason(&self) -> Option<&'static str> {
+        self.resolve().volumes[0].spec.as_ref().err().map(ResolveError::reason)
     }
 }
 
@@ -68,7 +68,7 @@ fn mount(pod: &mut Pod, volume: &str) {
 }
 
 #[test]
-fn a_bound_claim_tells_what_to_mount() {
+fn a_bound_claim_resolves_to_its_volume() {
     let mut case = Case::new();
     let spec = case.volume.as_mut().unwrap().spec.as_mut().unwrap();
     spec.mount_options = Some(vec!["noatime".into()]);
@@ -83,12 +83,12 @@ fn a_bound_claim_tells_what_to_mount() {
     driver.metadata.name = Some(build::DRIVER.into());
     driver.spec.pod_info_on_mount = Some(true);
 
-    let wants = case.wants();
-    assert_eq!(wants.stage, Stage::Running);
-    let wanted = wants.volumes[0].want.clone().unwrap();
+    let desired = case.resolve();
+    assert_eq!(desired.lifecycle, PodLifecycle::Running);
+    let spec = desired.volumes[0].spec.clone().unwrap();
     assert_eq!(
-        *wanted,
-        Wanted {
+        *spec,
+        VolumeSpec {
             id: VolumeId::new(build::DRIVER, "handle-pv"),
             spec_name: "pv".into(),
             read_only: true,
@@ -101,11 +101,11 @@ fn a_bound_claim_tells_what_to_mount() {
             pod_info: true,
         }
     );
-    assert!(!wanted.exclusive());
+    assert!(!spec.is_exclusive());
 }
 
 #[test]
-fn what_is_not_certain_is_not_mounted() {
+fn unresolved_volumes_have_a_reason() {
     type Change = fn(&mut Case);
     let cases: [(&str, Change, Option<&str>); 12] = [
         ("all well", |_| {}, None),
@@ -173,12 +173,12 @@ fn what_is_not_certain_is_not_mounted() {
     for (name, change, want) in cases {
         let mut case = Case::new();
         change(&mut case);
-        assert_eq!(case.blocked(), want, "{name}");
+        assert_eq!(case.error_reason(), want, "{name}");
     }
 }
 
 #[test]
-fn volumes_of_other_kinds_are_named_and_unused_ones_ignored() {
+fn unsupported_volumes_are_named_and_unused_volumes_ignored() {
     let mut case = Case::new();
     let volumes = case.pod.spec.as_mut().unwrap().volumes.as_mut().unwrap();
     for name in ["scratch", "unused"] {
@@ -186,10 +186,10 @@ fn volumes_of_other_kinds_are_named_and_unused_ones_ignored() {
         volumes.push(Volume { name: name.into(), empty_dir, ..Volume::default() });
     }
     mount(&mut case.pod, "scratch");
-    let wants = case.wants();
-    assert_eq!(wants.volumes.len(), 2);
-    let blocked = wants.volumes[1].want.as_ref().unwrap_err();
-    assert_eq!(blocked.to_string(), "emptyDir volumes are not supported by this node agent yet");
+    let desired = case.resolve();
+    assert_eq!(desired.volumes.len(), 2);
+    let error = desired.volumes[1].spec.as_ref().unwrap_err();
+    assert_eq!(error.to_string(), "emptyDir volumes are not supported by this node agent yet");
 }
 
 #[test]
@@ -201,24 +201,24 @@ fn an_ephemeral_claim_must_belong_to_the_pod() {
     case.claim.as_mut().unwrap().metadata.name = Some("p-v-c".into());
     let spec = case.volume.as_mut().unwrap().spec.as_mut().unwrap();
     spec.claim_ref.as_mut().unwrap().name = Some("p-v-c".into());
-    assert_eq!(case.blocked(), Some("ClaimNotOwned"));
+    assert_eq!(case.error_reason(), Some("ClaimNotOwned"));
     case.claim.as_mut().unwrap().metadata.owner_references = Some(vec![OwnerReference {
         uid: case.pod.metadata.uid.clone().unwrap(),
         controller: Some(true),
         ..OwnerReference::default()
     }]);
-    assert_eq!(case.blocked(), None);
+    assert_eq!(case.error_reason(), None);
 }
 
 #[test]
-fn the_end_of_a_pod_is_seen() {
+fn the_lifecycle_follows_deletion_and_containers() {
     let mut case = Case::new();
     build::running(&mut case.pod, "main");
     case.pod.metadata.deletion_timestamp = Some(build::time(9));
-    assert_eq!(case.wants().stage, Stage::Stopping, "a container still runs");
+    assert_eq!(case.resolve().lifecycle, PodLifecycle::Terminating, "a container still runs");
     case.pod.status.as_mut().unwrap().container_statuses = None;
-    assert_eq!(case.wants().stage, Stage::Ended);
+    assert_eq!(case.resolve().lifecycle, PodLifecycle::Terminated);
     case.pod.metadata.deletion_timestamp = None;
     case.pod.status.as_mut().unwrap().phase = Some("Failed".into());
-    assert_eq!(case.wants().stage, Stage::Ended, "finished, though the object stays");
+    assert_eq!(case.resolve().lifecycle, PodLifecycle::Terminated, "finished, though the object stays");
 }

@@ -1,4 +1,4 @@
-//! The node's side of plugin registration: asks a socket who it is and tells it the outcome.
+//! The node's side of plugin registration: GetInfo and NotifyRegistrationStatus.
 use std::{path::PathBuf, time::Duration};
 
 use crate::{
@@ -7,8 +7,8 @@ use crate::{
     registration::{InfoRequest, PluginInfo, RegistrationStatus, registration_client},
 };
 
-/// GetInfo answers from memory; a plugin that needs longer hangs.
-const DEADLINE: Duration = Duration::from_secs(5);
+/// Plugins answer both calls from memory; one that needs longer hangs.
+const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
 pub struct RegistrationClient {
@@ -17,7 +17,7 @@ pub struct RegistrationClient {
 
 impl RegistrationClient {
     pub fn new(socket: impl Into<PathBuf>) -> RegistrationClient {
-        RegistrationClient { transport: Transport::new(Endpoint::unix(socket), DEADLINE) }
+        RegistrationClient { transport: Transport::new(Endpoint::unix(socket), DEFAULT_DEADLINE) }
     }
 
     pub fn with_deadline(self, deadline: Duration) -> RegistrationClient {
@@ -32,7 +32,7 @@ impl RegistrationClient {
             .await
     }
 
-    /// `Err` carries the reason that the plugin is told.
+    /// Sends the outcome of the registration. `Err` contains the reason for the plugin's log.
     pub async fn notify(&self, outcome: Result<(), String>) -> Result<(), CallError> {
         let status =
             RegistrationStatus { plugin_registered: outcome.is_ok(), error: outcome.err().unwrap_or_default() };

@@ -1,7 +1,7 @@
-//! The node's own objects: the Node with its labels, conditions and volumesInUse, and the Lease that shows it alive.
+//! The Node, with its labels, conditions and `volumesInUse`, and the node's Lease.
 //!
-//! What is in use is reported before anything may be attached for this node's sake, and given up only after it was unstaged:
-//! the attach/detach controller detaches nothing that is listed there.
+//! A volume is added to `volumesInUse` before it is staged, and removed only after it was unstaged: the attach/detach
+//! controller does not detach a volume that is listed there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,19 +18,20 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use serde_json::json;
 use tracing::{debug, info, warn};
 
-use crate::agent::{Shared, TurnError};
+use crate::context::AgentContext;
+use crate::csi_node::{self, CsiNodeError};
+use crate::error::ReconcileError;
 use crate::layout::VolumeId;
-use crate::registry::{self, RegistryError};
 
 const LEASE_NAMESPACE: &str = "kube-node-lease";
-const LEASE_SECONDS: i32 = 40;
-const RENEW_EVERY: Duration = Duration::from_secs(10);
-/// What a node without a container runtime can say about itself.
+const LEASE_DURATION_SECONDS: i32 = 40;
+const LEASE_RENEW_INTERVAL: Duration = Duration::from_secs(10);
+/// The Kubernetes release whose behaviour the agent follows, with the version of Cleat.
 const KUBELET_VERSION: &str = concat!("v1.37.0-cleat.", env!("CARGO_PKG_VERSION"));
 
-/// Makes the Node object if there is none, and brings labels and annotation up to date. The first status write of a run carries
-/// what is in use, with everything that was found on disk.
-pub(crate) async fn register(agent: &Shared) -> Result<(), RegistryError> {
+/// Creates the Node if it does not exist, and updates its labels, annotations, status, CSINode and drivers. The status
+/// contains `volumesInUse` with the volumes that were reconstructed from disk.
+pub(crate) async fn register(agent: &AgentContext) -> Result<(), CsiNodeError> {
     let key = Key::cluster(&agent.name);
     let labels = BTreeMap::from([
         (label::HOSTNAME.to_owned(), agent.name.clone()),
@@ -56,20 +57,23 @@ pub(crate) async fn register(agent: &Shared) -> Result<(), RegistryError> {
             }
         }
         None => {
-            info!(node = agent.name, "registering the node");
-            // A Node that comes back must not look for a moment as if it used nothing: that would detach what is mounted.
-            let status =
-                NodeStatus { volumes_in_use: Some(used(agent).into_iter().collect()), ..NodeStatus::default() };
+            info!(node = agent.name, "creating the Node");
+            // The new Node must list its volumes in use from the start; otherwise the attach/detach controller could
+            // detach mounted volumes.
+            let status = NodeStatus {
+                volumes_in_use: Some(reportable_volumes(agent).into_iter().collect()),
+                ..NodeStatus::default()
+            };
             write::create(&agent.client, &Node { metadata, status: Some(status), ..Node::default() }).await?
         }
     };
-    let status = first_status(agent, &node).await;
-    send(agent, Some(&node), status).await?;
-    registry::prepare(agent, &node).await?;
-    for driver in agent.drivers.announced() {
-        registry::enter(agent, &driver).await?;
+    let status = full_status(agent, &node).await;
+    write_status(agent, Some(&node), status).await?;
+    csi_node::ensure_csi_node(agent, &node).await?;
+    for driver in agent.drivers.all_node_info() {
+        csi_node::add_driver(agent, &driver).await?;
     }
-    *agent.registered.lock() = node.metadata.uid.clone();
+    *agent.registered_node_uid.lock() = node.metadata.uid.clone();
     Ok(())
 }
 
@@ -77,65 +81,73 @@ fn includes(has: Option<&BTreeMap<String, String>>, wants: &BTreeMap<String, Str
     wants.iter().all(|(k, v)| has.and_then(|h| h.get(k)) == Some(v))
 }
 
-/// Reports what is in use, if the server does not know it already.
-pub(crate) async fn turn(agent: Arc<Shared>) -> Result<Outcome, TurnError> {
-    let registered = agent.registered.lock().clone();
+/// Writes `volumesInUse` if it has changed, and registers the node again if its Node was deleted or replaced.
+pub(crate) async fn reconcile(agent: Arc<AgentContext>) -> Result<Outcome, ReconcileError> {
+    let registered = agent.registered_node_uid.lock().clone();
     match agent.nodes.named(&agent.name).filter(|node| node.metadata.uid == registered) {
-        // Taken for dead while we were paused: only we can say that we are back.
+        // The node lifecycle controller has set Ready to Unknown while this process was paused; only the agent sets it
+        // to True.
         Some(node) if node_ready(&node) == Some("Unknown") => {
-            let status = first_status(&agent, &node).await;
-            send(&agent, Some(&node), status).await?;
+            let status = full_status(&agent, &node).await;
+            write_status(&agent, Some(&node), status).await?;
         }
-        Some(node) => send(&agent, Some(&node), json!({})).await?,
-        // Deleted, or replaced, by somebody while we are alive: what we and the drivers entered there went with it.
+        Some(node) => write_status(&agent, Some(&node), json!({})).await?,
+        // The Node was deleted or replaced while the agent runs: its labels, status and drivers must be written again.
         None => register(&agent).await?,
     }
     Ok(Outcome::Done)
 }
 
-/// What the attach/detach controller must leave attached.
-fn used(agent: &Shared) -> BTreeSet<String> {
+/// The unique names of the volumes that the attach/detach controller must not detach.
+fn reportable_volumes(agent: &AgentContext) -> BTreeSet<String> {
     let volumes = agent.state.lock().begin_report();
     let attachable = volumes.iter().filter(|id| agent.attach_required(&id.driver));
-    let mut list: BTreeSet<String> = attachable.map(VolumeId::unique_name).collect();
-    list.extend(agent.carried.get().into_iter().flatten().cloned());
-    list
+    let mut in_use: BTreeSet<String> = attachable.map(VolumeId::unique_name).collect();
+    in_use.extend(agent.retained_in_use.get().into_iter().flatten().cloned());
+    in_use
 }
 
-async fn send(agent: &Shared, node: Option<&Node>, mut status: serde_json::Value) -> Result<(), WriteError> {
-    let list = used(agent);
-    let known: BTreeSet<String> = node.map(in_use).unwrap_or_default();
-    let unchanged = known == list && status.as_object().is_none_or(serde_json::Map::is_empty);
+/// Writes `status` with the current `volumesInUse`, unless `status` is empty and `node` lists them already. Wakes the
+/// volumes that the server has acknowledged for the first time.
+async fn write_status(
+    agent: &AgentContext,
+    node: Option<&Node>,
+    mut status: serde_json::Value,
+) -> Result<(), WriteError> {
+    let in_use = reportable_volumes(agent);
+    let reported: BTreeSet<String> = node.map(volumes_in_use).unwrap_or_default();
+    let unchanged = reported == in_use && status.as_object().is_none_or(serde_json::Map::is_empty);
     let acknowledged = if unchanged {
-        known
+        reported
     } else {
-        status["volumesInUse"] = json!(list);
+        status["volumesInUse"] = json!(in_use);
         let key = Key::cluster(&agent.name);
         let patch = json!({ "status": status });
         let written = write::merge::<Node>(&agent.client, Part::Status, &key, &patch).await?;
-        let acknowledged = in_use(&written);
+        let acknowledged = volumes_in_use(&written);
         agent.nodes.observe_write(written);
-        debug!(volumes = list.len(), "reported the volumes in use");
-        if list.difference(&known).next().is_some() {
+        debug!(volumes = in_use.len(), "volumes in use reported");
+        if in_use.difference(&reported).next().is_some() {
             cleat_crash::point("node:in-use-reported");
         }
-        if known.difference(&list).next().is_some() {
+        if reported.difference(&in_use).next().is_some() {
             cleat_crash::point("node:in-use-dropped");
         }
         acknowledged
     };
-    let woken = agent.state.lock().end_report(&acknowledged);
-    for id in woken {
+    let acknowledged_volumes = agent.state.lock().end_report(&acknowledged);
+    for id in acknowledged_volumes {
         agent.wake_volume(id);
     }
     Ok(())
 }
 
-pub(crate) fn in_use(node: &Node) -> BTreeSet<String> {
+pub(crate) fn volumes_in_use(node: &Node) -> BTreeSet<String> {
     node.status.iter().flat_map(|s| s.volumes_in_use.iter().flatten()).cloned().collect()
 }
 
-async fn first_status(agent: &Shared, node: &Node) -> serde_json::Value {
+/// The status except for `volumesInUse`. Conditions other than Ready are kept.
+async fn full_status(agent: &AgentContext, node: &Node) -> serde_json::Value {
     let now = agent.clock.time();
     let others = node.status.iter().flat_map(|s| s.conditions.iter().flatten());
     let mut conditions: Vec<NodeCondition> = others.clone().filter(|c| c.type_ != "Ready").cloned().collect();
@@ -149,7 +161,7 @@ async fn first_status(agent: &Shared, node: &Node) -> serde_json::Value {
         last_heartbeat_time: Some(now),
     });
     let address = NodeAddress { type_: "Hostname".to_owned(), address: agent.name.clone() };
-    // Small kernel files; nothing here can hang on a volume.
+    // These read small files of the kernel and the root file system, which do not block on a volume.
     let (info, capacity) = (system_info(), capacity());
     json!({
         "conditions": conditions,
@@ -184,7 +196,7 @@ fn capacity() -> BTreeMap<&'static str, String> {
     BTreeMap::from([("cpu", cpus.to_string()), ("memory", format!("{kilobytes}Ki")), ("pods", "110".to_owned())])
 }
 
-/// As Kubernetes, that is Go, spells it.
+/// The architecture in Go's spelling, which Kubernetes uses.
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -193,27 +205,28 @@ fn architecture() -> &'static str {
     }
 }
 
-/// Renews the node's Lease until the agent stops. A failure is a warning: the next renewal is the retry.
-pub(crate) async fn heartbeat(agent: &Shared) {
+/// Renews the node's Lease until the agent stops. A failure is logged; the next renewal is the retry. Also wakes the node
+/// reconcile if Ready was set to Unknown.
+pub(crate) async fn renew_lease(agent: &AgentContext) {
     loop {
-        if let Err(error) = renew(agent).await {
-            warn!(%error, "the node's lease was not renewed");
+        if let Err(error) = write_lease(agent).await {
+            warn!(%error, "node lease not renewed");
         }
         if agent.nodes.named(&agent.name).is_some_and(|node| node_ready(&node) == Some("Unknown")) {
             agent.wake_node();
         }
         tokio::select! {
             () = agent.stop.cancelled() => return,
-            () = tokio::time::sleep(RENEW_EVERY) => {}
+            () = tokio::time::sleep(LEASE_RENEW_INTERVAL) => {}
         }
     }
 }
 
-async fn renew(agent: &Shared) -> Result<(), WriteError> {
+async fn write_lease(agent: &AgentContext) -> Result<(), WriteError> {
     let key = Key::namespaced(LEASE_NAMESPACE, agent.name.clone());
     let now = MicroTime(agent.clock.now());
     let patch = json!({ "spec": {
-        "holderIdentity": agent.name, "leaseDurationSeconds": LEASE_SECONDS, "renewTime": now,
+        "holderIdentity": agent.name, "leaseDurationSeconds": LEASE_DURATION_SECONDS, "renewTime": now,
     }});
     match write::merge::<Lease>(&agent.client, Part::Whole, &key, &patch).await {
         Err(error) if error.is_not_found() => {}
@@ -227,7 +240,7 @@ async fn renew(agent: &Shared) -> Result<(), WriteError> {
         },
         spec: Some(LeaseSpec {
             holder_identity: Some(agent.name.clone()),
-            lease_duration_seconds: Some(LEASE_SECONDS),
+            lease_duration_seconds: Some(LEASE_DURATION_SECONDS),
             renew_time: Some(now),
             ..LeaseSpec::default()
         }),
@@ -236,7 +249,7 @@ async fn renew(agent: &Shared) -> Result<(), WriteError> {
         Err(error) if error.is_not_found() => {}
         result => return result.map(drop),
     }
-    // A server that does not bring the namespace along.
+    // The namespace does not exist on this server: create it.
     let namespace = Namespace {
         metadata: ObjectMeta { name: Some(LEASE_NAMESPACE.to_owned()), ..ObjectMeta::default() },
         ..Namespace::default()

@@ -1,4 +1,4 @@
-//! One operation per key at a time; the loser is told at once instead of queueing behind a call that may hang.
+//! Allows one operation per key at a time. A second one is refused at once; it does not wait for a call that may hang.
 use std::{
     collections::HashSet,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -11,7 +11,8 @@ pub struct InFlight {
     keys: Arc<Mutex<HashSet<String>>>,
 }
 
-/// Owned, so that it can move into the work itself: a client that goes away must not end the exclusion early.
+/// Ends the operation when dropped. It has no lifetime, so that it can move into the task that does the work: a client that
+/// disconnects must not end the operation early.
 #[must_use]
 pub struct InFlightGuard {
     keys: Arc<Mutex<HashSet<String>>>,
@@ -23,7 +24,7 @@ impl InFlight {
         InFlight::default()
     }
 
-    /// ABORTED if another operation on the same key has not finished.
+    /// Returns ABORTED if another operation on the same key has not finished.
     pub fn begin(&self, key: &str) -> Result<InFlightGuard, Status> {
         if lock(&self.keys).insert(key.to_owned()) {
             Ok(InFlightGuard { keys: Arc::clone(&self.keys), key: key.to_owned() })
@@ -39,7 +40,7 @@ impl Drop for InFlightGuard {
     }
 }
 
-// A panic cannot leave the set half changed, so poison carries no information.
+// A panic cannot leave the set half changed, so a poisoned lock is still usable.
 fn lock(keys: &Mutex<HashSet<String>>) -> MutexGuard<'_, HashSet<String>> {
     keys.lock().unwrap_or_else(PoisonError::into_inner)
 }

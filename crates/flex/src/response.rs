@@ -1,4 +1,4 @@
-//! What a driver answers: one JSON object, whose keys count in any case.
+//! Parses a driver's response: one JSON object, whose keys are compared without regard to case.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,16 +7,16 @@ use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, de};
 use serde_json::Value;
 
-/// A call that succeeded, and what it brought.
+/// The response to a call that succeeded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Answer {
-    /// Where the volume is on its node; empty where the driver has nothing to say.
+pub struct DriverResponse {
+    /// The device path of the volume on its node. Empty if the driver did not send one.
     pub device: String,
     pub attached: bool,
     pub capabilities: Capabilities,
 }
 
-/// What a driver can do. What it does not mention is as here.
+/// The capabilities of a driver. [`Capabilities::default`] applies to the keys that its response to `init` omits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// Volumes are attached to nodes before they are mounted there.
@@ -34,60 +34,63 @@ impl Default for Capabilities {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum AnswerError {
+pub enum ResponseError {
     #[error("Not supported")]
     NotSupported,
     #[error("status: {status}, reason: {message}")]
     Failed { status: String, message: String },
-    #[error("the answer is not one JSON object: {why}; it begins {begins:?}")]
-    Unintelligible { why: String, begins: String },
+    #[error("the answer is not one JSON object: {why}; it begins {excerpt:?}")]
+    Malformed { why: String, excerpt: String },
 }
 
 const SUCCESS: &str = "Success";
 const NOT_SUPPORTED: &str = "Not supported";
-/// So much of an answer that nobody understands is shown.
-const SHOWN: usize = 200;
+/// The length of the excerpt that the error shows of a malformed response.
+const MAX_EXCERPT_BYTES: usize = 200;
 
-/// Everything that the driver wrote, on either of its outputs, is the answer.
-pub(crate) fn read(output: &[u8]) -> Result<Answer, AnswerError> {
-    let unintelligible = |why: String| {
+/// `output` is everything that the driver wrote to its standard output and standard error.
+pub(crate) fn parse(output: &[u8]) -> Result<DriverResponse, ResponseError> {
+    let malformed = |why: String| {
         let text = String::from_utf8_lossy(output);
-        let begins = text.trim_start();
-        AnswerError::Unintelligible { why, begins: begins[..begins.floor_char_boundary(SHOWN)].to_owned() }
+        let excerpt = text.trim_start();
+        ResponseError::Malformed { why, excerpt: excerpt[..excerpt.floor_char_boundary(MAX_EXCERPT_BYTES)].to_owned() }
     };
-    let fields: Option<Fields> = serde_json::from_slice(output).map_err(|error| unintelligible(error.to_string()))?;
+    let fields: Option<Fields> = serde_json::from_slice(output).map_err(|error| malformed(error.to_string()))?;
     let fields = fields.unwrap_or_default();
-    let (status, answer) = fields.answer().map_err(unintelligible)?;
+    let (status, response) = fields.response().map_err(malformed)?;
     match status.as_str() {
-        SUCCESS => Ok(answer),
-        NOT_SUPPORTED => Err(AnswerError::NotSupported),
-        _ => Err(AnswerError::Failed { message: fields.text("message").unwrap_or_default(), status }),
+        SUCCESS => Ok(response),
+        NOT_SUPPORTED => Err(ResponseError::NotSupported),
+        _ => Err(ResponseError::Failed { message: fields.string("message").unwrap_or_default(), status }),
     }
 }
 
-/// A JSON object by its keys in small letters; of several the last counts.
+/// A JSON object with its keys in lower case. Of several equal keys the last one counts.
 #[derive(Default)]
 struct Fields(BTreeMap<String, Value>);
 
 impl Fields {
-    fn answer(&self) -> Result<(String, Answer), String> {
-        let status = self.text("status")?;
-        self.text("message")?;
-        let answer =
-            Answer { device: self.text("device")?, attached: self.flag("attached", false)?, capabilities: self.can()? };
-        Ok((status, answer))
+    fn response(&self) -> Result<(String, DriverResponse), String> {
+        let status = self.string("status")?;
+        self.string("message")?;
+        let response = DriverResponse {
+            device: self.string("device")?,
+            attached: self.boolean("attached", false)?,
+            capabilities: self.capabilities()?,
+        };
+        Ok((status, response))
     }
 
-    fn can(&self) -> Result<Capabilities, String> {
+    fn capabilities(&self) -> Result<Capabilities, String> {
         let Some(value) = self.present("capabilities") else { return Ok(Capabilities::default()) };
-        let said = Self::deserialize(value).map_err(|error| format!("capabilities: {error}"))?;
-        let unsaid = Capabilities::default();
+        let given = Self::deserialize(value).map_err(|error| format!("capabilities: {error}"))?;
+        let default = Capabilities::default();
         Ok(Capabilities {
-            attach: said.flag("attach", unsaid.attach)?,
-            selinux_relabel: said.flag("selinuxrelabel", unsaid.selinux_relabel)?,
-            supports_metrics: said.flag("supportsmetrics", unsaid.supports_metrics)?,
-            fs_group: said.flag("fsgroup", unsaid.fs_group)?,
-            requires_fs_resize: said.flag("requiresfsresize", unsaid.requires_fs_resize)?,
+            attach: given.boolean("attach", default.attach)?,
+            selinux_relabel: given.boolean("selinuxrelabel", default.selinux_relabel)?,
+            supports_metrics: given.boolean("supportsmetrics", default.supports_metrics)?,
+            fs_group: given.boolean("fsgroup", default.fs_group)?,
+            requires_fs_resize: given.boolean("requiresfsresize", default.requires_fs_resize)?,
         })
     }
 
@@ -95,18 +98,18 @@ impl Fields {
         self.0.get(key).filter(|value| !value.is_null())
     }
 
-    fn text(&self, key: &str) -> Result<String, String> {
+    fn string(&self, key: &str) -> Result<String, String> {
         match self.present(key) {
             None => Ok(String::new()),
-            Some(Value::String(text)) => Ok(text.clone()),
+            Some(Value::String(string)) => Ok(string.clone()),
             Some(_) => Err(format!("{key} is not a string")),
         }
     }
 
-    fn flag(&self, key: &str, unsaid: bool) -> Result<bool, String> {
+    fn boolean(&self, key: &str, default: bool) -> Result<bool, String> {
         match self.present(key) {
-            None => Ok(unsaid),
-            Some(Value::Bool(said)) => Ok(*said),
+            None => Ok(default),
+            Some(Value::Bool(given)) => Ok(*given),
             Some(_) => Err(format!("{key} is neither true nor false")),
         }
     }
@@ -114,13 +117,13 @@ impl Fields {
 
 impl<'de> Deserialize<'de> for Fields {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(AnyCase)
+        deserializer.deserialize_map(LowercaseKeys)
     }
 }
 
-struct AnyCase;
+struct LowercaseKeys;
 
-impl<'de> Visitor<'de> for AnyCase {
+impl<'de> Visitor<'de> for LowercaseKeys {
     type Value = Fields;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -145,27 +148,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_read_as_drivers_write_it() {
-        let plain = Answer::default();
+    fn responses_are_parsed_as_drivers_write_them() {
+        let plain = DriverResponse::default();
         let no_attach = Capabilities { attach: false, ..Capabilities::default() };
-        for (case, said, want) in [
+        for (case, given, want) in [
             ("nothing but the status", r#"{"status":"Success"}"#, Ok(plain.clone())),
-            ("with space around it", "\n {\"status\": \"Success\"}\n\n", Ok(plain.clone())),
+            ("white space around it", "\n {\"status\": \"Success\"}\n\n", Ok(plain.clone())),
             ("keys in any case", r#"{"STATUS":"Success","Device":"/dev/a"}"#, Ok(device("/dev/a"))),
             ("the last of two keys counts", r#"{"status":"Failure","Status":"Success"}"#, Ok(plain.clone())),
-            ("what nobody knows is ignored", r#"{"status":"Success","colour":[1]}"#, Ok(plain.clone())),
-            ("null is as good as nothing", r#"{"status":"Success","device":null,"capabilities":null}"#, Ok(plain)),
-            ("attached", r#"{"status":"Success","attached":true}"#, Ok(Answer { attached: true, ..Answer::default() })),
+            ("unknown keys are ignored", r#"{"status":"Success","colour":[1]}"#, Ok(plain.clone())),
+            ("null counts as absent", r#"{"status":"Success","device":null,"capabilities":null}"#, Ok(plain)),
             (
-                "one capability, the others as they are by default",
+                "attached",
+                r#"{"status":"Success","attached":true}"#,
+                Ok(DriverResponse { attached: true, ..DriverResponse::default() }),
+            ),
+            (
+                "one capability is given, the others have their defaults",
                 r#"{"status":"Success","Capabilities":{"Attach":false}}"#,
-                Ok(Answer { capabilities: no_attach, ..Answer::default() }),
+                Ok(DriverResponse { capabilities: no_attach, ..DriverResponse::default() }),
             ),
             ("not supported", r#"{"status":"Not supported"}"#, Err("Not supported")),
             ("the value's case counts", r#"{"status":"not supported"}"#, Err("status: not supported, reason: ")),
             ("a failure", r#"{"status":"Failure","message":"no"}"#, Err("status: Failure, reason: no")),
             ("no status", "{}", Err("status: , reason: ")),
-            ("nothing at all", "null", Err("status: , reason: ")),
+            ("null", "null", Err("status: , reason: ")),
             ("no output", "", Err("the answer is not one JSON object: ")),
             ("words before", r#"+ set -x {"status":"Success"}"#, Err("the answer is not one JSON object: ")),
             ("words after", r#"{"status":"Success"} done"#, Err("the answer is not one JSON object: ")),
@@ -181,23 +188,23 @@ mod tests {
                 Err("the answer is not one JSON object: attach is neither"),
             ),
         ] {
-            match (read(said.as_bytes()), want) {
-                (Ok(answer), Ok(want)) => assert_eq!(answer, want, "{case}"),
+            match (parse(given.as_bytes()), want) {
+                (Ok(response), Ok(want)) => assert_eq!(response, want, "{case}"),
                 (Err(error), Err(want)) => assert!(error.to_string().starts_with(want), "{case}: {error}"),
                 (got, want) => panic!("{case}: {got:?} instead of {want:?}"),
             }
         }
     }
 
-    fn device(path: &str) -> Answer {
-        Answer { device: path.to_owned(), ..Answer::default() }
+    fn device(path: &str) -> DriverResponse {
+        DriverResponse { device: path.to_owned(), ..DriverResponse::default() }
     }
 
     #[test]
-    fn of_a_long_answer_only_the_beginning_is_shown() {
-        let AnswerError::Unintelligible { begins, .. } = read("ä".repeat(10_000).as_bytes()).unwrap_err() else {
-            panic!("understood")
+    fn the_error_shows_only_the_beginning_of_a_long_response() {
+        let ResponseError::Malformed { excerpt, .. } = parse("ä".repeat(10_000).as_bytes()).unwrap_err() else {
+            panic!("a malformed response was accepted")
         };
-        assert!(begins.len() <= SHOWN);
+        assert!(excerpt.len() <= MAX_EXCERPT_BYTES);
     }
 }
