@@ -32,7 +32,8 @@ fn cycles<'a>(graph: &Graph<'a>) -> Vec<Vec<&'a str>> {
     while let Some(module) = pending.pop_first() {
         let Some(mut shortest) = cycle_through(graph, module) else { continue };
         let reached = reachable(graph, module);
-        let group: Vec<&str> = reached.iter().copied().filter(|other| reachable(graph, other).contains(module)).collect();
+        let group: Vec<&str> =
+            reached.iter().copied().filter(|other| reachable(graph, other).contains(module)).collect();
         for other in group {
             pending.remove(other);
             shortest = cycle_through(graph, other).filter(|cycle| cycle.len() < shortest.len()).unwrap_or(shortest);
@@ -79,7 +80,8 @@ fn violation(graph: &Graph<'_>, cycle: &[&str]) -> Violation {
         .filter_map(|pair| graph.get(pair[0])?.get(pair[1]).map(|(path, line)| (pair[0], pair[1], *path, *line)))
         .collect();
     let (path, line) = edges.first().map_or(("", 1), |(_, _, path, line)| (path, *line));
-    let imports: Vec<_> = edges.iter().map(|(from, to, path, line)| format!("{from} imports {to} ({path}:{line})")).collect();
+    let imports: Vec<_> =
+        edges.iter().map(|(from, to, path, line)| format!("{from} imports {to} ({path}:{line})")).collect();
     Violation::new(path, line, format!("import cycle between modules of one crate: {}", imports.join(", ")))
 }
 

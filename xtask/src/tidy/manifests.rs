@@ -37,7 +37,8 @@ pub(super) fn read(root: &Path) -> Result<Vec<Manifest>> {
             line: line_of(&text, dependency.rename.as_deref().unwrap_or(&dependency.name)),
             package: dependency.name,
         });
-        manifests.push(Manifest { path: relative.to_string_lossy().into_owned(), dependencies: dependencies.collect() });
+        manifests
+            .push(Manifest { path: relative.to_string_lossy().into_owned(), dependencies: dependencies.collect() });
     }
     Ok(manifests)
 }
@@ -65,7 +66,8 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         };
-        let package = |name: &str| format!("[package]\nname = \"{name}\"\nedition = \"2024\"\n[lib]\npath = \"lib.rs\"\n");
+        let package =
+            |name: &str| format!("[package]\nname = \"{name}\"\nedition = \"2024\"\n[lib]\npath = \"lib.rs\"\n");
         write(
             "Cargo.toml",
             "[workspace]\nresolver = \"3\"\nmembers = [\"crates/*\"]\n[workspace.dependencies]\ncleat-a = { path = \"crates/a\" \

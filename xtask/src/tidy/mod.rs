@@ -209,8 +209,14 @@ mod tests {
         let dependency = Dependency { package: "cleat-api".to_owned(), is_dev: false, line: 2 };
         let manifest = Manifest { path: "crates/store/Cargo.toml".to_owned(), dependencies: vec![dependency] };
         let texts = [
-            ("crates/controllers/src/attach/mod.rs", "//! Attach.\nuse cleat_csi::Client;\nuse crate::bind::x;\nstruct S;\n"),
-            ("crates/controllers/src/bind/decide.rs", "use crate::attach::x;\nasync fn f() { unsafe { todo!() } }\nstruct S;\n"),
+            (
+                "crates/controllers/src/attach/mod.rs",
+                "//! Attach.\nuse cleat_csi::Client;\nuse crate::bind::x;\nstruct S;\n",
+            ),
+            (
+                "crates/controllers/src/bind/decide.rs",
+                "use crate::attach::x;\nasync fn f() { unsafe { todo!() } }\nstruct S;\n",
+            ),
             ("crates/controllers/src/bind/shelf.rs", "//! X.\nstruct S;\n"),
             ("crates/controllers/src/bind/mod.rs", "//! Bind.\nmod shelf;\nmod decide;\n"),
             ("crates/controllers/src/broken.rs", "//! X.\nfn {\n"),
@@ -221,19 +227,19 @@ mod tests {
         assert_eq!(
             found,
             [
-                controllers("attach/mod.rs:2"),    // another crate
-                controllers("attach/mod.rs:3"),    // a sibling stage
-                controllers("attach/mod.rs:3"),    // an import cycle
-                controllers("attach/mod.rs:4"),    // a type name in three modules
-                controllers("bind/decide.rs:1"),   // no opening comment
-                controllers("bind/decide.rs:1"),   // a sibling stage
-                controllers("bind/decide.rs:2"),   // async
-                controllers("bind/decide.rs:2"),   // unfinished
-                controllers("bind/decide.rs:2"),   // unsafe
-                controllers("bind/decide.rs:3"),   // a type name in three modules
-                controllers("bind/mod.rs:2"),      // a retired word
-                controllers("bind/shelf.rs:2"),    // a type name in three modules
-                controllers("broken.rs:2"),        // no Rust
+                controllers("attach/mod.rs:2"),  // another crate
+                controllers("attach/mod.rs:3"),  // a sibling stage
+                controllers("attach/mod.rs:3"),  // an import cycle
+                controllers("attach/mod.rs:4"),  // a type name in three modules
+                controllers("bind/decide.rs:1"), // no opening comment
+                controllers("bind/decide.rs:1"), // a sibling stage
+                controllers("bind/decide.rs:2"), // async
+                controllers("bind/decide.rs:2"), // unfinished
+                controllers("bind/decide.rs:2"), // unsafe
+                controllers("bind/decide.rs:3"), // a type name in three modules
+                controllers("bind/mod.rs:2"),    // a retired word
+                controllers("bind/shelf.rs:2"),  // a type name in three modules
+                controllers("broken.rs:2"),      // no Rust
                 "crates/store/Cargo.toml:2".to_owned(),
             ]
         );

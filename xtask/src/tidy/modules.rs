@@ -201,7 +201,10 @@ mod tests {
     #[test]
     fn paths_lead_to_top_level_modules() {
         let files = [
-            ("crates/node/src/lib.rs", "pub mod a; mod b; mod c; pub use a::Thing; pub use crate::b::*; use c::x as y;"),
+            (
+                "crates/node/src/lib.rs",
+                "pub mod a; mod b; mod c; pub use a::Thing; pub use crate::b::*; use c::x as y;",
+            ),
             ("crates/node/src/a.rs", "pub struct Thing;"),
             ("crates/node/src/b.rs", "pub fn made_in_b() {}"),
             ("crates/node/src/c.rs", "pub fn x() {}"),

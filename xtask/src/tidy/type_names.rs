@@ -1,6 +1,7 @@
 //! A type's name must say what it is without its path: the same name in more than two modules of one crate is refused.
 //!
-//! Structs, enums, unions, traits and aliases count. Associated types, types inside functions and test code do not.
+//! Structs, enums, unions, traits and aliases count. Associated types, types inside functions and test code do not, nor does
+//! the alias `Result` with a module's own error.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +17,7 @@ pub(super) fn check(files: &[&SourceFile<'_>]) -> Vec<Violation> {
     for file in files {
         let Some(location) = &file.location else { continue };
         for definition in file.production_definitions() {
-            if definition.kind == DefinitionKind::Type && !definition.is_local {
+            if definition.kind == DefinitionKind::Type && !definition.is_local && definition.name != "Result" {
                 let module = [&location.module[..], &definition.inline_modules].concat();
                 modules_by_name.entry(&definition.name).or_default().insert(module);
                 definitions.push((&file.path, definition));
@@ -57,10 +58,14 @@ mod tests {
 
     #[test]
     fn a_third_type_of_one_name_is_refused() {
-        for third in ["struct Snapshot;", "trait Snapshot {}", "type Snapshot = u8;", "mod inner { struct Snapshot; }"] {
+        for third in ["struct Snapshot;", "trait Snapshot {}", "type Snapshot = u8;", "mod inner { struct Snapshot; }"]
+        {
             let violations = found(third);
             assert_eq!(violations.len(), 3, "{third}: {violations:?}");
-            assert!(violations[0].starts_with("crates/node/src/a.rs:2: type `Snapshot` is defined in 3 modules"), "{third}");
+            assert!(
+                violations[0].starts_with("crates/node/src/a.rs:2: type `Snapshot` is defined in 3 modules"),
+                "{third}"
+            );
         }
     }
 

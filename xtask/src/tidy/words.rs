@@ -109,6 +109,9 @@ fn retired_in(name: &str, kind: DefinitionKind) -> impl Iterator<Item = (&'stati
 }
 
 fn is_refused(parts: &[String], kind: DefinitionKind, word: &str, scope: Scope) -> bool {
+    if !parts.iter().any(|part| word.starts_with(part.as_str())) {
+        return false;
+    }
     let words: Vec<&str> = word.split('_').collect();
     let is_type = matches!(kind, DefinitionKind::Type | DefinitionKind::AssociatedType);
     let is_constant = kind == DefinitionKind::Constant;

@@ -7,7 +7,10 @@ use crate::tidy::tests::check_sources;
 fn manifest(importer: &str, package: &str, is_dev: bool) -> Vec<String> {
     let dependency = Dependency { package: package.to_owned(), is_dev, line: 7 };
     let manifest = Manifest { path: format!("crates/{importer}/Cargo.toml"), dependencies: vec![dependency] };
-    check_manifest(&manifest).into_iter().map(|violation| format!("{}: {}", violation.line, violation.message)).collect()
+    check_manifest(&manifest)
+        .into_iter()
+        .map(|violation| format!("{}: {}", violation.line, violation.message))
+        .collect()
 }
 
 fn code(path: &str, text: &str) -> Vec<String> {

@@ -89,21 +89,17 @@ fn definitions_have_their_kind() {
     for (text, want) in [
         ("struct A { b: u8 }", vec![("A", Type), ("b", Field)]),
         ("enum A { B { c: u8 } }", vec![("A", Type), ("B", Variant), ("c", Field)]),
-        ("trait A { type B; const C: u8; fn d(e: u8); }", vec![
-            ("A", Type),
-            ("B", AssociatedType),
-            ("C", Constant),
-            ("d", Function),
-            ("e", Parameter),
-        ]),
+        (
+            "trait A { type B; const C: u8; fn d(e: u8); }",
+            vec![("A", Type), ("B", AssociatedType), ("C", Constant), ("d", Function), ("e", Parameter)],
+        ),
         ("type A = u8; static B: u8 = 1;", vec![("A", Type), ("B", Constant)]),
         ("impl I for S { type A = u8; fn b(&self) {} }", vec![("b", Function)]),
         ("mod a { fn b() {} }", vec![("a", Module), ("b", Function)]),
-        ("fn a() { let (b, C) = x; match y { Some(d) => {} E => {} } }", vec![
-            ("a", Function),
-            ("b", Variable),
-            ("d", Variable),
-        ]),
+        (
+            "fn a() { let (b, C) = x; match y { Some(d) => {} E => {} } }",
+            vec![("a", Function), ("b", Variable), ("d", Variable)],
+        ),
         ("fn a() { b(|c| d) }", vec![("a", Function), ("c", Variable)]),
         ("use a::b as c;", vec![("c", Variable)]),
         ("fn a() { b!(c = d) }", vec![("a", Function), ("c", InMacro), ("d", InMacro)]),
