@@ -135,14 +135,14 @@ impl<'a> Lexed<'a> {
         Self { text, line_starts, is_ascii, end: 0, end_line: 1, test_ranges, comments: Vec::new(), tokens: Vec::new() }
     }
 
-    /// The byte at a place in the text. `Span::byte_range` gives the same, far slower when it is asked for every token.
-    fn offset(&self, place: LineColumn) -> usize {
-        let start = self.line_starts.get(place.line - 1).copied().unwrap_or(self.text.len());
+    /// The byte offset of a position. `Span::byte_range` returns the same, but is slow when it is called for every token.
+    fn offset(&self, position: LineColumn) -> usize {
+        let start = self.line_starts.get(position.line - 1).copied().unwrap_or(self.text.len());
         if self.is_ascii {
-            return start + place.column;
+            return start + position.column;
         }
         let line = &self.text[start..];
-        start + line.char_indices().nth(place.column).map_or(line.len(), |(at, _)| at)
+        start + line.char_indices().nth(position.column).map_or(line.len(), |(at, _)| at)
     }
 
     fn add_stream(&mut self, stream: TokenStream) {
