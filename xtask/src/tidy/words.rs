@@ -21,9 +21,11 @@ enum Scope {
     ConstantPart,
     /// A constant whose name begins with the word.
     ConstantPrefix,
+    /// A field or a function's parameter of exactly this name. Variables may have it.
+    FieldOrParameter,
 }
 
-use Scope::{AnyName, Constant, ConstantPart, ConstantPrefix, Type, TypeSuffix};
+use Scope::{AnyName, Constant, ConstantPart, ConstantPrefix, FieldOrParameter, Type, TypeSuffix};
 
 /// The word, in lower case with underscores; where it is refused; what to write instead.
 const RETIRED: &[(&str, Scope, &str)] = &[
@@ -81,6 +83,7 @@ const RETIRED: &[(&str, Scope, &str)] = &[
     ("room", ConstantPart, "`CAPACITY_BYTES`, `BUFFER_BYTES`"),
     ("shortest", ConstantPart, "`MIN_…`, with its unit"),
     ("usual", ConstantPrefix, "`DEFAULT_…`"),
+    ("seen", FieldOrParameter, "what it is: `claim`, `snapshot`, `observed`; for a set of visited keys, `visited`"),
 ];
 
 pub(super) fn check(file: &SourceFile<'_>) -> Vec<Violation> {
@@ -122,6 +125,7 @@ fn is_refused(parts: &[String], kind: DefinitionKind, word: &str, scope: Scope) 
         TypeSuffix => is_type && parts.rchunks(words.len()).next().is_some_and(|end| end == words),
         Constant => is_constant && parts == words,
         ConstantPart => is_constant && contains(),
+        FieldOrParameter => matches!(kind, DefinitionKind::Field | DefinitionKind::Parameter) && parts == words,
         ConstantPrefix => is_constant && parts.chunks(words.len()).next().is_some_and(|start| start == words),
     }
 }
@@ -205,6 +209,8 @@ mod tests {
             ("constant with a part", "const WRITES_AT_ONCE: u8 = 1;"),
             ("constant with a prefix", "const MOST_LINES: u8 = 1;"),
             ("exact constant", "const ONCE: u8 = 1;"),
+            ("exact field", "struct S { seen: u8 }"),
+            ("exact parameter", "fn f(seen: &u8) {}"),
             ("associated constant", "struct S; impl S { const LONGEST: u8 = 1; }"),
         ] {
             assert_eq!(found(text).len(), 1, "{case}: {:?}", found(text));
@@ -219,7 +225,8 @@ mod tests {
             ("a variable that is no type", "fn f(recent: u8) { let place = recent; }"),
             ("a longer type", "struct RecentWrites; struct SortKey;"),
             ("a longer word", "fn memory() {} fn interests() {} fn talent() {}"),
-            ("a set of what was visited", "fn f() { let mut seen = HashSet::new(); }"),
+            ("a variable for a set of visited keys", "fn f() { let mut seen = HashSet::new(); g(|seen| 1); }"),
+            ("a longer field", "struct S { last_seen: u8 }"),
             ("a use, not a definition", "fn f() { x.sort(); std::sync::Once::new(); }"),
             ("a comment", "// shelf\nfn f() {}"),
             ("a string", "const NAME: &str = \"shelf\";"),

@@ -31,7 +31,7 @@ pub(super) fn collect(file: &syn::File) -> Collected {
 #[derive(Default)]
 struct Collector {
     collected: Collected,
-    /// The inline modules around the current place.
+    /// The inline modules around the current node.
     inline_modules: Vec<String>,
     test_only: bool,
     function_depth: usize,
