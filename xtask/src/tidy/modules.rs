@@ -111,12 +111,12 @@ impl CrateRoot {
             }
             root.modules.extend(location.module.first().cloned());
         }
-        for (location, source) in files.filter(|(location, _)| location.module.is_empty()) {
+        for (_, source) in files.filter(|(location, _)| location.module.is_empty()) {
             // Inline modules of the root are top-level modules too.
             root.modules.extend(source.paths.iter().filter_map(|path| path.inline_modules.first().cloned()));
             for path in source.paths.iter().filter(|path| path.inline_modules.is_empty()) {
                 let (Some(name), Some(first)) = (&path.imports_as, first_at_root(&path.segments)) else { continue };
-                if location.module.is_empty() && root.modules.contains(first) {
+                if root.modules.contains(first) {
                     match name.as_str() {
                         "*" => root.globs.insert(first.to_owned()),
                         name => root.imported.insert(name.to_owned(), first.to_owned()).is_none(),
