@@ -36,10 +36,11 @@ pub(super) fn locate(sources: &BTreeMap<&str, &Source<'_>>) -> BTreeMap<String, 
         let mut pending = vec![(path.to_owned(), *source, root)];
         while let Some((path, source, location)) = pending.pop() {
             for declaration in &source.declarations {
-                let names = [&location.module[..], &declaration.inline_modules, &[declaration.name.clone()]].concat();
+                let name = std::slice::from_ref(&declaration.name);
+                let module = [&location.module[..], &declaration.inline_modules, name].concat();
                 let declared = Location {
                     crate_dir: location.crate_dir.clone(),
-                    module: names,
+                    module,
                     test_only: location.test_only || declaration.test_only,
                 };
                 let candidates = files_of(&path, &declaration.inline_modules, &declaration.name, &declaration.path);

@@ -100,7 +100,10 @@ impl<'a> Source<'a> {
         let stream: TokenStream = text.parse().map_err(|e: proc_macro2::LexError| fail(e.span(), e.to_string()))?;
         let file = syn::parse2(stream.clone()).map_err(|e: syn::Error| fail(e.span(), e.to_string()))?;
         let collected = collect::collect(&file);
-        let test_ranges = if collected.is_test_file { vec![0..text.len()] } else { collected.test_ranges };
+        let mut test_ranges = collected.test_ranges;
+        if collected.is_test_file {
+            test_ranges.push(0..text.len());
+        }
         let mut lexed = Lexed::new(text, test_ranges);
         lexed.add_stream(stream);
         lexed.add_gap(text.len());
