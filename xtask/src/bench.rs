@@ -1,5 +1,5 @@
-//! `cargo xtask bench NAME`: runs one benchmark after saying on which machine, in the release profile or, with
-//! `--shipped`, in that of what is shipped.
+//! `cargo xtask bench NAME…`: prints what the machine is and runs benchmarks in the release profile or, with `--shipped`, in
+//! the profile of the shipped binary.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -11,39 +11,45 @@ use crate::ci::cargo;
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Name {
-    /// What the API server carries: writes, watchers, lists, memory, start
+    /// API server: writes, watchers, lists, memory, start time
     Api,
-    /// One claim's way, stage by stage, one claim at a time
+    /// One claim at a time through all steps, from creation to deletion
     Spine,
-    /// A burst of pods with claims that wait for them, until all are scheduled and their volumes made
+    /// A burst of pods with WaitForFirstConsumer claims, until all are scheduled and provisioned
     Schedule,
-    /// Claims one at a time and in storms, there and back, and static pairs
+    /// Claims one at a time and in bursts, created and deleted, and static volumes
     Claims,
-    /// The block driver's calls beside the same work without it
+    /// The block driver's calls, compared with the same work without the driver
     Driver,
-    /// One attachment at a time, and storms of them over simulated nodes
+    /// Attachments one at a time and in bursts, with simulated nodes
     Attach,
 }
 
-pub(crate) fn run(root: &Path, name: Name, shipped: bool) -> Result<ExitCode> {
-    let (package, bench) = match name {
-        Name::Api => ("cleat-apiserver", "api"),
-        Name::Spine => ("cleat", "spine"),
-        Name::Schedule => ("cleat", "schedule"),
-        Name::Claims => ("cleat", "claims"),
-        Name::Driver => ("cleat-drivers", "driver"),
-        Name::Attach => ("cleat", "attach"),
-    };
+/// Runs the benchmarks one after the other; stops at the first that fails.
+pub(crate) fn run(root: &Path, names: &[Name], shipped: bool) -> Result<ExitCode> {
     println!("{}\n", machine());
-    let mut arguments = vec!["bench", "--quiet", "--package", package, "--bench", bench];
-    if shipped {
-        arguments.extend(["--profile", "dist"]);
+    for name in names {
+        let (package, bench) = match name {
+            Name::Api => ("cleat-apiserver", "api"),
+            Name::Spine => ("cleat", "spine"),
+            Name::Schedule => ("cleat", "schedule"),
+            Name::Claims => ("cleat", "claims"),
+            Name::Driver => ("cleat-drivers", "driver"),
+            Name::Attach => ("cleat", "attach"),
+        };
+        let mut arguments = vec!["bench", "--quiet", "--package", package, "--bench", bench];
+        if shipped {
+            arguments.extend(["--profile", "dist"]);
+        }
+        let status = cargo(root, &arguments).status().context("running cargo bench")?;
+        if !status.success() {
+            return Ok(ExitCode::FAILURE);
+        }
     }
-    let status = cargo(root, &arguments).status().context("running cargo bench")?;
-    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(ExitCode::SUCCESS)
 }
 
-/// What the figures depend on: processor, cores, memory, kernel.
+/// Describes the machine: processor, cores, memory, kernel.
 fn machine() -> String {
     let field = |file: &str, name: &str| {
         let text = std::fs::read_to_string(file).unwrap_or_default();

@@ -1,6 +1,6 @@
-//! `cargo xtask ci`: every check in turn, each announced and timed; the first failure ends the run with its status.
+//! `cargo xtask ci`: runs every check in order and prints how long each takes. The first failure ends the run with its status.
 //!
-//! All cargo steps use the dev profile and no RUSTFLAGS of their own, so that they share one set of artefacts.
+//! All cargo steps use the dev profile and no RUSTFLAGS of their own, so that they share build artefacts.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
@@ -17,11 +17,11 @@ const FMT: &[&str] = &["fmt", "--all", "--check"];
 const CLIPPY: &[&str] = &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
 const TEST: &[&str] = &["test", "--workspace"];
 const DENY: &[&str] = &["deny", "check", "bans", "licenses", "sources"];
-/// Each test program has its own table of mounts: whoever else makes a namespace meanwhile takes no copy of its mounts along,
-/// which would keep their devices, and what a failed test leaves mounted goes with the program.
-const APART: &[&str] = &["--config", r#"target."cfg(unix)".runner=["unshare","--mount"]"#];
-/// Only the test programs get root; what cargo writes stays the caller's.
-const APART_AS_ROOT: &[&str] = &["--config", r#"target."cfg(unix)".runner=["sudo","-E","unshare","--mount"]"#];
+/// Runs each test program in its own mount namespace. Without it, a mount namespace that another process creates at the same time
+/// would contain a copy of the test's mounts and keep their devices busy. The mounts of a failed test end with its program.
+const PRIVATE_MOUNTS: &[&str] = &["--config", r#"target."cfg(unix)".runner=["unshare","--mount"]"#];
+/// Runs only the test programs as root, so that the files that cargo writes belong to the user.
+const PRIVATE_MOUNTS_AS_ROOT: &[&str] = &["--config", r#"target."cfg(unix)".runner=["sudo","-E","unshare","--mount"]"#];
 
 type Step = fn(&Path) -> Result<Outcome>;
 
@@ -35,12 +35,12 @@ enum Outcome {
 }
 
 pub(crate) fn run(root: &Path) -> Result<ExitCode> {
-    let begin = Instant::now();
+    let started = Instant::now();
     for (name, step) in STEPS {
         eprintln!("==> {name}");
-        let begin = Instant::now();
+        let step_started = Instant::now();
         let outcome = step(root)?;
-        let seconds = begin.elapsed().as_secs_f64();
+        let seconds = step_started.elapsed().as_secs_f64();
         match outcome {
             Outcome::Passed => eprintln!("==> {name}: ok in {seconds:.1} s"),
             Outcome::Skipped(why) => eprintln!("==> {name}: skipped, {why}"),
@@ -50,7 +50,7 @@ pub(crate) fn run(root: &Path) -> Result<ExitCode> {
             }
         }
     }
-    eprintln!("==> ci: ok in {:.1} s", begin.elapsed().as_secs_f64());
+    eprintln!("==> ci: ok in {:.1} s", started.elapsed().as_secs_f64());
     Ok(ExitCode::SUCCESS)
 }
 
@@ -66,14 +66,14 @@ fn check_tidy(root: &Path) -> Result<Outcome> {
     Ok(if tidy::report(root)? { Outcome::Passed } else { Outcome::Failed(1) })
 }
 
-/// Passes the runner's output through and closes with one line of totals over all test programs.
+/// Prints the output of cargo test, and after it one line with the totals of all test programs.
 fn test(root: &Path) -> Result<Outcome> {
     let mut command = cargo(root, TEST);
     if is_root()? {
-        command.args(APART);
+        command.args(PRIVATE_MOUNTS);
     } else {
         eprintln!("    mounts need root: the test programs run under sudo");
-        command.args(APART_AS_ROOT);
+        command.args(PRIVATE_MOUNTS_AS_ROOT);
     }
     let mut child = command.stdout(Stdio::piped()).spawn().context("starting cargo test")?;
     let mut totals = Totals::default();
@@ -103,11 +103,11 @@ fn run_cargo(root: &Path, arguments: &[&str]) -> Result<Outcome> {
     Ok(outcome(status))
 }
 
-/// A cargo that builds the same as one started by hand.
+/// A cargo command with the environment of one that a user starts.
 pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments).current_dir(root);
-    // Some build scripts (ring's) rerun when these change, and would differ from a cargo started by hand.
+    // Some build scripts, such as ring's, rerun when these variables change, and a user's next build would run them again.
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_command_hands_on_its_status() {
+    fn the_status_of_a_failed_command_is_kept() {
         for (case, raw, want) in [("exit 101", 101 << 8, 101), ("killed by signal 9", 9, 137)] {
             match outcome(ExitStatus::from_raw(raw)) {
                 Outcome::Failed(status) => assert_eq!(status, want, "{case}"),

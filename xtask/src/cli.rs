@@ -1,4 +1,4 @@
-//! The command line of `cargo xtask`: names the chores and turns their outcome into an exit status.
+//! The command line of `cargo xtask`: runs one task and turns its result into an exit status.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -8,36 +8,38 @@ use clap::{Parser, Subcommand};
 use crate::{bench, ci, golden, tidy};
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", bin_name = "cargo xtask", about = "The project's repeatable chores")]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", about = "Runs the project's development tasks")]
 struct Arguments {
     #[command(subcommand)]
-    chore: Chore,
+    task: Task,
 }
 
 #[derive(Subcommand)]
-enum Chore {
-    /// Everything a change must pass: fmt, clippy, tidy, test, deny
+enum Task {
+    /// Runs every check that a change must pass: fmt, clippy, tidy, test, deny
     Ci,
-    /// The rules the compiler does not know: who imports whom, pure decisions, file sizes, leftovers
+    /// Checks the rules that the compiler does not: imports, names, pure decisions, file sizes, unfinished work
     Tidy,
-    /// Measures one part on this machine and prints the figures
+    /// Runs benchmarks on this machine and prints the figures
     Bench {
-        name: bench::Name,
-        /// As it is shipped: optimised as a whole, which takes a quarter of an hour to build
+        /// One or more benchmarks, run one after the other
+        #[arg(required = true)]
+        names: Vec<bench::Name>,
+        /// Builds with the profile of the shipped binary, which takes about 15 minutes
         #[arg(long)]
         shipped: bool,
     },
-    /// Replays recorded behaviour of a real cluster against Cleat
+    /// Compares Cleat with the recorded behaviour of a real cluster
     Golden(golden::Arguments),
 }
 
 pub(crate) fn run() -> ExitCode {
     let root = workspace_root();
-    let outcome = match Arguments::parse().chore {
-        Chore::Ci => ci::run(&root),
-        Chore::Tidy => tidy::run(&root),
-        Chore::Bench { name, shipped } => bench::run(&root, name, shipped),
-        Chore::Golden(arguments) => golden::run(&root, &arguments),
+    let outcome = match Arguments::parse().task {
+        Task::Ci => ci::run(&root),
+        Task::Tidy => tidy::run(&root),
+        Task::Bench { names, shipped } => bench::run(&root, &names, shipped),
+        Task::Golden(arguments) => golden::run(&root, &arguments),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
@@ -45,7 +47,8 @@ pub(crate) fn run() -> ExitCode {
     })
 }
 
-/// Cargo tells a running xtask where its manifest lies; the place it was compiled at may have moved since.
+/// Cargo sets the manifest directory for a running xtask. The one at compile time is only the fallback: the workspace may have
+/// been moved since.
 fn workspace_root() -> PathBuf {
     let manifest = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     let manifest = PathBuf::from(manifest);

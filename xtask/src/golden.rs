@@ -1,8 +1,8 @@
-//! `cargo xtask golden DIR`: starts Cleat and replays what a real cluster was recorded doing, from a directory with the
-//! recordings and their replayers. Differences that must not be fail it.
+//! `cargo xtask golden DIR`: starts Cleat and repeats recorded requests to a real cluster, with the recordings and the scripts
+//! in a directory. Fails if Cleat behaves differently where it must not.
 //!
-//! The API sample holds as a whole. Of the volume sample, without `--all`, only the groups that Cleat has come to are
-//! replayed; a group joins the list when all of it holds.
+//! The API recording is replayed as a whole. Of the volume recording only the groups in [`VOLUME_GROUPS`] are replayed, unless
+//! `--all` is given. A group is added to the list when all of it passes.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -13,8 +13,8 @@ use clap::Args;
 
 use crate::ci::cargo;
 
-/// Groups of the volume sample that hold.
-const VOLUMES: &[&str] = &[
+/// Groups of the volume recording that pass.
+const VOLUME_GROUPS: &[&str] = &[
     "static",
     "prebound",
     "reclaim",
@@ -31,12 +31,12 @@ const VOLUMES: &[&str] = &[
 
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Where the recordings are: DIR/api and DIR/volumes
+    /// Directory of the recordings, with `api` and `volumes` below it
     dir: PathBuf,
-    /// Replay everything, also what is known not to hold yet
+    /// Replay everything, also the groups that are known to fail
     #[arg(long)]
     all: bool,
-    /// Show every difference
+    /// Print every difference
     #[arg(short, long)]
     verbose: bool,
 }
@@ -44,14 +44,17 @@ pub(crate) struct Arguments {
 pub(crate) fn run(root: &Path, arguments: &Arguments) -> Result<ExitCode> {
     let dir = arguments.dir.canonicalize().with_context(|| format!("finding {}", arguments.dir.display()))?;
     build(root)?;
-    let mut held = true;
+    let mut passed = true;
     let api = dir.join("api/golden.py");
     if api.exists() {
         let mut replay = python(&api, arguments.verbose);
         replay.arg("--golden").arg(dir.join("api/api.json"));
-        let data = Scratch::new("api")?;
-        held &=
-            against(&Server::start(root, "examples/serve", &[data.path(), "127.0.0.1:0".as_ref()])?, &data, replay)?;
+        let data = ScratchDir::new("api")?;
+        passed &= replay_against(
+            &Server::start(root, "examples/serve", &[data.path(), "127.0.0.1:0".as_ref()])?,
+            &data,
+            replay,
+        )?;
     }
     let volumes = dir.join("volumes/scenarios.py");
     if volumes.exists() {
@@ -60,14 +63,14 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> Result<ExitCode> {
         replay.args(["--storage-class", "cleat-block", "--driver", "block.cleat.dev"]);
         replay.args(["--wait-class", "cleat-block-wait"]);
         if !arguments.all {
-            let globs: Vec<_> = VOLUMES.iter().map(|group| format!("{group}/*")).collect();
+            let globs: Vec<_> = VOLUME_GROUPS.iter().map(|group| format!("{group}/*")).collect();
             replay.args(["--only", &globs.join(",")]);
         }
-        let data = Scratch::new("volumes")?;
+        let data = ScratchDir::new("volumes")?;
         let up = ["up", "--listen", "127.0.0.1:0", "--data-dir"].map(Path::new);
-        held &= against(&Server::start(root, "cleat", &[&up[..], &[data.path()]].concat())?, &data, replay)?;
+        passed &= replay_against(&Server::start(root, "cleat", &[&up[..], &[data.path()]].concat())?, &data, replay)?;
     }
-    Ok(if held { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn build(root: &Path) -> Result<()> {
@@ -89,19 +92,19 @@ fn python(script: &Path, verbose: bool) -> Command {
     command
 }
 
-fn against(_server: &Server, data: &Scratch, mut replay: Command) -> Result<bool> {
+fn replay_against(_server: &Server, data: &ScratchDir, mut replay: Command) -> Result<bool> {
     replay.arg("--kubeconfig").arg(data.path().join("kubeconfig"));
     let status = replay.status().context("running python3 (apt-get install python3 python3-yaml)")?;
     Ok(status.success())
 }
 
-/// A directory that is removed again.
-struct Scratch(PathBuf);
+/// A temporary directory, removed when it is dropped.
+struct ScratchDir(PathBuf);
 
-impl Scratch {
+impl ScratchDir {
     fn new(name: &str) -> Result<Self> {
         let path = std::env::temp_dir().join(format!("cg-{}-{name}", std::process::id()));
-        std::fs::create_dir(&path).with_context(|| format!("making {}", path.display()))?;
+        std::fs::create_dir(&path).with_context(|| format!("creating {}", path.display()))?;
         Ok(Self(path))
     }
 
@@ -110,13 +113,13 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchDir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// A running Cleat, ended with SIGINT, so that its drivers end too.
+/// A running Cleat. Stopped with SIGINT when it is dropped, so that it stops its drivers.
 struct Server(Child);
 
 impl Server {
@@ -131,9 +134,9 @@ impl Server {
             .spawn()
             .with_context(|| format!("starting {}", path.display()))?;
         let mut line = String::new();
-        if let Some(says) = child.stdout.take() {
-            // The first line comes when it serves.
-            BufReader::new(says).read_line(&mut line)?;
+        if let Some(stdout) = child.stdout.take() {
+            // Cleat prints its first line when it is ready.
+            BufReader::new(stdout).read_line(&mut line)?;
         }
         if line.is_empty() {
             bail!("{} did not start: {}", path.display(), child.wait()?);

@@ -1,4 +1,4 @@
-//! The project's repeatable chores; `cargo xtask` lists them.
+//! The project's development tasks. `cargo xtask help` lists them.
 
 mod bench;
 mod ci;

@@ -1,10 +1,11 @@
-//! How long volumes take to be attached and detached: `cargo xtask bench attach`.
+//! Measures how long volumes take to be attached and detached: `cargo xtask bench attach`.
 //!
-//! The whole stack runs as in `cleat up`, with the block driver's controller as a child over its socket and every write
-//! durable. The nodes are simulated: Node and CSINode objects that no agent serves, announced to the driver, so that
-//! nothing is mounted and ten or a thousand of them fit on one machine. Time is taken when a watch shows the state.
+//! The whole stack runs as in `cleat up`, with the block driver's controller service as a child process and durable writes.
+//! The nodes are simulated: Node and CSINode objects without an agent, announced to the driver, so that nothing is mounted
+//! and a thousand nodes fit on one machine. A time is taken when a watch shows the state.
 //!
-//! `CLEAT_BENCH_STORMS=50x5,100x10` (volumes x nodes) and `CLEAT_BENCH_ROUNDS=20` choose other sizes.
+//! First one attachment at a time, then bursts of pods. `CLEAT_BENCH_STORMS=50x5,100x10` (volumes x nodes) sets the sizes of the
+//! bursts, `CLEAT_BENCH_ROUNDS=20` the number of single attachments.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cleat::up::objects::CLASS;
-use cleat::up::{Config, Stack};
+use cleat::up::{Stack, StackConfig};
 use cleat_api::Key;
 use cleat_api::claim;
 use cleat_api::well_known::annotation;
@@ -30,87 +31,90 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-const STORMS: [(usize, usize); 6] = [(500, 10), (1300, 10), (5000, 10), (500, 1000), (1300, 1000), (5000, 1000)];
+/// Volumes and nodes of each burst.
+const BURSTS: [(usize, usize); 6] = [(500, 10), (1300, 10), (5000, 10), (500, 1000), (1300, 1000), (5000, 1000)];
 const ROUNDS: usize = 200;
-const WARM_UP: usize = 10;
-/// Requests that the benchmark itself has under way.
-const AT_ONCE: usize = 128;
-/// As often as node agents renew their leases.
-const HEARTBEAT: Duration = Duration::from_secs(10);
-/// A storm that takes this long is broken, not slow.
-const PATIENCE: Duration = Duration::from_secs(600);
+/// Rounds before the measured ones.
+const WARM_UP_ROUNDS: usize = 10;
+/// Concurrent requests of the benchmark itself.
+const MAX_CONCURRENT_REQUESTS: usize = 128;
+/// The interval at which node agents renew their leases.
+const LEASE_RENEW_INTERVAL: Duration = Duration::from_secs(10);
+/// A burst that takes longer fails the benchmark.
+const BURST_TIMEOUT: Duration = Duration::from_secs(600);
 
 #[tokio::main]
 async fn main() {
-    let storms = storms();
+    let bursts = burst_sizes();
     let rounds = std::env::var("CLEAT_BENCH_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(ROUNDS);
     let directory = tempfile::Builder::new().prefix("cb-").tempdir().expect("a temporary directory");
-    let config = Config::scratch(directory.path(), 1, env!("CARGO_BIN_EXE_cleat"));
+    let config = StackConfig::scratch(directory.path(), 1, env!("CARGO_BIN_EXE_cleat"));
     let stack = Stack::start(config).await.expect("the stack starts");
     let bench = Bench::new(&stack).await;
     bench.simulate_nodes(&stack, 0..1).await;
-    bench.make_claims(0..1).await;
-    let mut one = Times::default();
-    for round in 0..WARM_UP + rounds {
-        let times = bench.storm(1, 1).await;
-        if round >= WARM_UP {
-            one.add(times);
+    bench.create_claims(0..1).await;
+    let mut single = StageTimes::default();
+    for round in 0..WARM_UP_ROUNDS + rounds {
+        let times = bench.burst(1, 1).await;
+        if round >= WARM_UP_ROUNDS {
+            single.add(times);
         }
     }
-    one.print(rounds);
+    single.print(rounds);
     println!(
         "\n| storm | nodes | attached | in node.status | detached | out of node.status |\n|---|---|---|---|---|---|"
     );
     let (mut claims, mut simulated) = (1, 1);
-    for (volumes, nodes) in storms {
-        // What a storm does not need is not there yet.
+    for (volumes, nodes) in bursts {
+        // Only the nodes and claims of this burst: others would change its times.
         bench.simulate_nodes(&stack, simulated..nodes).await;
-        bench.make_claims(claims..volumes).await;
+        bench.create_claims(claims..volumes).await;
         (claims, simulated) = (claims.max(volumes), simulated.max(nodes));
-        let [attached, told, detached, untold] = bench.storm(volumes, nodes).await.map(|time| time.as_secs_f64());
-        println!("| {volumes} | {nodes} | {attached:.2} s | {told:.2} s | {detached:.2} s | {untold:.2} s |");
+        let [attached, reported, detached, unreported] =
+            bench.burst(volumes, nodes).await.map(|time| time.as_secs_f64());
+        println!("| {volumes} | {nodes} | {attached:.2} s | {reported:.2} s | {detached:.2} s | {unreported:.2} s |");
     }
     stack.stop().await;
 }
 
-fn storms() -> Vec<(usize, usize)> {
-    let Ok(text) = std::env::var("CLEAT_BENCH_STORMS") else { return STORMS.to_vec() };
-    let storm = |part: &str| {
+fn burst_sizes() -> Vec<(usize, usize)> {
+    let Ok(text) = std::env::var("CLEAT_BENCH_STORMS") else { return BURSTS.to_vec() };
+    let parse = |part: &str| {
         let (volumes, nodes) = part.split_once('x')?;
         Some((volumes.parse().ok()?, nodes.parse().ok()?))
     };
-    text.split(',').map(|part| storm(part).unwrap_or_else(|| panic!("{part:?} is not VOLUMESxNODES"))).collect()
+    text.split(',').map(|part| parse(part).unwrap_or_else(|| panic!("{part:?} is not VOLUMESxNODES"))).collect()
 }
 
 /// A number for each object of a kind, and their sum.
 #[derive(Default)]
-struct Tally {
-    each: HashMap<String, usize>,
+struct ObjectCounts {
+    by_name: HashMap<String, usize>,
     sum: usize,
 }
 
-impl Tally {
+impl ObjectCounts {
     fn set(&mut self, name: String, number: Option<usize>) {
         let before = match number {
-            Some(number) => self.each.insert(name, number),
-            None => self.each.remove(&name),
+            Some(number) => self.by_name.insert(name, number),
+            None => self.by_name.remove(&name),
         };
         self.sum = self.sum + number.unwrap_or(0) - before.unwrap_or(0);
     }
 }
 
-/// What the watches have shown.
+/// The state that the watches have reported.
 #[derive(Default)]
-struct Counts {
-    /// Attachments, 1 for those that are attached.
-    attached: Tally,
-    /// Nodes, with how many volumes they are told of.
-    told: Tally,
-    /// Claims, 1 for those that are bound.
-    bound: Tally,
+struct ObservedCounts {
+    /// VolumeAttachments: 1 for those that are attached, 0 for others.
+    attached: ObjectCounts,
+    /// Nodes: the number of volumes in `status.volumesAttached`.
+    reported: ObjectCounts,
+    /// Claims: 1 for those that are bound, 0 for others.
+    bound: ObjectCounts,
 }
 
-/// What a node's agent renews to show that it lives.
+/// The lease that a node's agent renews.
 fn lease(n: usize) -> Lease {
     let mut lease = Lease::default();
     lease.metadata.name = Some(node_name(n));
@@ -119,14 +123,15 @@ fn lease(n: usize) -> Lease {
     lease
 }
 
-async fn keep_alive(client: kube::Client, which: Range<usize>) {
+/// Renews the leases of simulated nodes until the stack stops.
+async fn renew_leases(client: kube::Client, which: Range<usize>) {
     loop {
-        tokio::time::sleep(HEARTBEAT).await;
+        tokio::time::sleep(LEASE_RENEW_INTERVAL).await;
         for n in which.clone() {
             let renewed = lease(n);
             let key = Key::of(&renewed.metadata);
             let patch = serde_json::json!({ "spec": renewed.spec });
-            // The stack goes before this task does.
+            // The stack has stopped.
             if write::merge::<Lease>(&client, Part::Whole, &key, &patch).await.is_err() {
                 return;
             }
@@ -136,7 +141,7 @@ async fn keep_alive(client: kube::Client, which: Range<usize>) {
 
 struct Bench {
     client: kube::Client,
-    counts: Arc<Mutex<Counts>>,
+    counts: Arc<Mutex<ObservedCounts>>,
     changed: Arc<Notify>,
     _caches: Caches,
 }
@@ -145,14 +150,14 @@ impl Bench {
     async fn new(stack: &Stack) -> Self {
         let client = stack.client();
         let caches = Caches::new(client.clone(), CancellationToken::new());
-        let (counts, changed) = (Arc::new(Mutex::new(Counts::default())), Arc::new(Notify::new()));
+        let (counts, changed) = (Arc::new(Mutex::new(ObservedCounts::default())), Arc::new(Notify::new()));
         count(caches.attachments(), &counts, &changed, |counts, name, attachment: Option<&VolumeAttachment>| {
             let attached = attachment.map(|a| usize::from(a.status.as_ref().is_some_and(|s| s.attached)));
             counts.attached.set(name, attached);
         });
         count(caches.nodes(), &counts, &changed, |counts, name, node: Option<&Node>| {
-            let told = |n: &Node| n.status.as_ref().and_then(|s| s.volumes_attached.as_ref()).map_or(0, Vec::len);
-            counts.told.set(name, node.map(told));
+            let attached = |n: &Node| n.status.as_ref().and_then(|s| s.volumes_attached.as_ref()).map_or(0, Vec::len);
+            counts.reported.set(name, node.map(attached));
         });
         count(caches.claims(), &counts, &changed, |counts, name, claim: Option<&PersistentVolumeClaim>| {
             counts.bound.set(name, claim.map(|c| usize::from(claim::claim_phase(c) == "Bound")));
@@ -163,7 +168,7 @@ impl Bench {
         Self { client, counts, changed, _caches: caches }
     }
 
-    /// Nodes that are alive as far as anybody can tell.
+    /// Creates nodes with leases that are renewed, so that the node lifecycle controller treats them as alive.
     async fn simulate_nodes(&self, stack: &Stack, which: Range<usize>) {
         if which.is_empty() {
             return;
@@ -173,9 +178,9 @@ impl Bench {
             block::announce(&pool, &node_name(n), i64::MAX).expect("the node is announced");
         }
         stream::iter(which.clone())
-            .for_each_concurrent(AT_ONCE, |n| async move {
+            .for_each_concurrent(MAX_CONCURRENT_REQUESTS, |n| async move {
                 let mut node = build::node(&node_name(n));
-                bare(&mut node.metadata);
+                clear_server_fields(&mut node.metadata);
                 node.status = None;
                 build::annotate(&mut node.metadata, annotation::CONTROLLER_MANAGED_ATTACH, "true");
                 let driver =
@@ -187,60 +192,61 @@ impl Bench {
                 write::create(&self.client, &lease(n)).await.expect("lease");
             })
             .await;
-        tokio::spawn(keep_alive(self.client.clone(), which));
+        tokio::spawn(renew_leases(self.client.clone(), which));
     }
 
-    async fn make_claims(&self, which: Range<usize>) {
+    async fn create_claims(&self, which: Range<usize>) {
         if which.is_empty() {
             return;
         }
         let count = which.end;
         stream::iter(which)
-            .for_each_concurrent(AT_ONCE, |n| async move {
+            .for_each_concurrent(MAX_CONCURRENT_REQUESTS, |n| async move {
                 let mut claim = build::claim("default", &claim_name(n), Some(CLASS), "1Gi");
-                bare(&mut claim.metadata);
+                clear_server_fields(&mut claim.metadata);
                 claim.status = None;
                 write::create(&self.client, &claim).await.expect("claim");
             })
             .await;
-        self.until("the claims are bound", |c| c.bound.sum == count).await;
+        self.wait_until("the claims are bound", |c| c.bound.sum == count).await;
     }
 
-    /// As many pods as volumes, there and back: until all are attached, until the nodes are told, and the same for none.
-    async fn storm(&self, volumes: usize, nodes: usize) -> [Duration; 4] {
-        let begun = Instant::now();
-        let create = stream::iter(0..volumes).for_each_concurrent(AT_ONCE, |n| async move {
+    /// Creates one pod per volume and deletes them all. Returns the times until all volumes are attached, until the nodes list
+    /// them, until all are detached, and until no node lists one.
+    async fn burst(&self, volumes: usize, nodes: usize) -> [Duration; 4] {
+        let started = Instant::now();
+        let create = stream::iter(0..volumes).for_each_concurrent(MAX_CONCURRENT_REQUESTS, |n| async move {
             let mut pod = build::pod("default", &pod_name(n), &node_name(n % nodes), &[&claim_name(n)]);
-            bare(&mut pod.metadata);
+            clear_server_fields(&mut pod.metadata);
             pod.status = None;
-            // These nodes never say that they are ready, and such nodes lose their pods.
-            let any = Toleration { operator: Some("Exists".to_owned()), ..Toleration::default() };
-            pod.spec.get_or_insert_default().tolerations = Some(vec![any]);
+            // The nodes never become ready; without the toleration their pods would be evicted.
+            let tolerate_all = Toleration { operator: Some("Exists".to_owned()), ..Toleration::default() };
+            pod.spec.get_or_insert_default().tolerations = Some(vec![tolerate_all]);
             write::create(&self.client, &pod).await.expect("pod");
         });
-        let attached = self.until_then(begun, "all are attached", |c| c.attached.sum == volumes);
-        let told = self.until_then(begun, "the nodes are told", |c| c.told.sum == volumes);
-        let ((), attached, told) = tokio::join!(create, attached, told);
+        let attached = self.time_until(started, "all are attached", |c| c.attached.sum == volumes);
+        let reported = self.time_until(started, "the nodes list all volumes", |c| c.reported.sum == volumes);
+        let ((), attached, reported) = tokio::join!(create, attached, reported);
 
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), "default");
-        let begun = Instant::now();
-        let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
-        let delete = stream::iter(0..volumes).for_each_concurrent(AT_ONCE, |n| {
-            let (pods, now) = (pods.clone(), now.clone());
-            async move { drop(pods.delete(&pod_name(n), &now).await.expect("pod deleted")) }
+        let started = Instant::now();
+        let immediately = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+        let delete = stream::iter(0..volumes).for_each_concurrent(MAX_CONCURRENT_REQUESTS, |n| {
+            let (pods, immediately) = (pods.clone(), immediately.clone());
+            async move { drop(pods.delete(&pod_name(n), &immediately).await.expect("pod deleted")) }
         });
-        let detached = self.until_then(begun, "all are detached", |c| c.attached.each.is_empty());
-        let untold = self.until_then(begun, "the nodes are told so", |c| c.told.sum == 0);
-        let ((), detached, untold) = tokio::join!(delete, detached, untold);
-        [attached, told, detached, untold]
+        let detached = self.time_until(started, "all are detached", |c| c.attached.by_name.is_empty());
+        let unreported = self.time_until(started, "the nodes list no volume", |c| c.reported.sum == 0);
+        let ((), detached, unreported) = tokio::join!(delete, detached, unreported);
+        [attached, reported, detached, unreported]
     }
 
-    async fn until_then(&self, begun: Instant, what: &str, holds: impl Fn(&Counts) -> bool) -> Duration {
-        self.until(what, holds).await;
-        begun.elapsed()
+    async fn time_until(&self, started: Instant, what: &str, holds: impl Fn(&ObservedCounts) -> bool) -> Duration {
+        self.wait_until(what, holds).await;
+        started.elapsed()
     }
 
-    async fn until(&self, what: &str, holds: impl Fn(&Counts) -> bool) {
+    async fn wait_until(&self, what: &str, holds: impl Fn(&ObservedCounts) -> bool) {
         let wait = async {
             loop {
                 let changed = self.changed.notified();
@@ -250,18 +256,22 @@ impl Bench {
                 changed.await;
             }
         };
-        if tokio::time::timeout(PATIENCE, wait).await.is_err() {
+        if tokio::time::timeout(BURST_TIMEOUT, wait).await.is_err() {
             let counts = self.counts.lock();
-            panic!("{what}: not within {PATIENCE:?}; attached {}, told {}", counts.attached.sum, counts.told.sum);
+            panic!(
+                "{what}: not within {BURST_TIMEOUT:?}; attached {}, reported {}",
+                counts.attached.sum, counts.reported.sum
+            );
         }
     }
 }
 
+/// Updates `counts` with every change of the cache, and wakes waiters.
 fn count<K>(
     cache: Cache<K>,
-    counts: &Arc<Mutex<Counts>>,
+    counts: &Arc<Mutex<ObservedCounts>>,
     changed: &Arc<Notify>,
-    keep: impl Fn(&mut Counts, String, Option<&K>) + Send + Sync + 'static,
+    update: impl Fn(&mut ObservedCounts, String, Option<&K>) + Send + Sync + 'static,
 ) where
     K: cleat_runtime::Cached,
 {
@@ -272,7 +282,7 @@ fn count<K>(
             Change::Applied { new, .. } => Some(new.as_ref()),
             Change::Deleted(_) => None,
         };
-        keep(&mut counts.lock(), name, object);
+        update(&mut counts.lock(), name, object);
         changed.notify_waiters();
     });
 }
@@ -289,15 +299,15 @@ fn pod_name(n: usize) -> String {
     format!("storm-{n}")
 }
 
-/// What a user would write has no identity yet.
-fn bare(meta: &mut k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) {
+/// Removes what the server sets: uid, resourceVersion and creationTimestamp.
+fn clear_server_fields(meta: &mut k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) {
     (meta.uid, meta.resource_version, meta.creation_timestamp) = (None, None, None);
 }
 
 #[derive(Default)]
-struct Times([Vec<Duration>; 4]);
+struct StageTimes([Vec<Duration>; 4]);
 
-impl Times {
+impl StageTimes {
     fn add(&mut self, times: [Duration; 4]) {
         self.0.iter_mut().zip(times).for_each(|(all, time)| all.push(time));
     }
@@ -312,12 +322,17 @@ impl Times {
         ];
         for (stage, times) in stages.into_iter().zip(&mut self.0) {
             times.sort();
-            let at = |share: f64| {
+            let percentile = |share: f64| {
                 let index = ((times.len() - 1) as f64 * share).round() as usize;
                 times[index].as_secs_f64() * 1000.0
             };
-            println!("| {stage} | {:.2} ms | {:.2} ms | {:.2} ms |", at(0.5), at(0.99), at(1.0));
+            println!(
+                "| {stage} | {:.2} ms | {:.2} ms | {:.2} ms |",
+                percentile(0.5),
+                percentile(0.99),
+                percentile(1.0)
+            );
         }
-        println!("\n{rounds} rounds after {WARM_UP} to warm up.");
+        println!("\n{rounds} rounds after {WARM_UP_ROUNDS} to warm up.");
     }
 }

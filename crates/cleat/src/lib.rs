@@ -1,11 +1,14 @@
-//! Arguments and wiring: how the parts become `cleat up`, `cleat demo`, `cleat driver` and the sidecars.
+//! The commands of the `cleat` binary: each wires the crates of the workspace together and contains no logic of its own.
 
 pub mod cli;
+pub mod console;
 pub mod demo;
 pub mod driver;
+pub mod logging;
 pub mod sidecars;
+pub mod signals;
 pub mod up;
 
-/// The system's allocator takes a third of the CPU time in a storm of claims, and more with every object it holds.
+/// With the system's allocator, a third of the CPU time of a burst of claims is spent in it, and more with every object held.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

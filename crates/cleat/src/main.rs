@@ -1,4 +1,4 @@
-//! The `cleat` binary: everything it does is in the library beside it.
+//! The `cleat` binary. All code is in the library of this crate.
 
 use clap::Parser as _;
 

@@ -1,7 +1,7 @@
-//! Volumes among several nodes, with the real block driver: they move with their pods, outlive drivers and stacks that die, and
-//! leave a dead node only when somebody says that it is dead.
+//! Attachments among several nodes, with the real block driver: volumes move with their pods, survive crashes of drivers and
+//! stack, and are detached from a dead node only when the node is marked out of service or registers again without them.
 
-#![allow(clippy::unwrap_used, reason = "a test ends where its steps fail")]
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
 mod support;
 
@@ -12,25 +12,25 @@ use std::time::{Duration, Instant};
 use support::Machine;
 use support::stack::{Stack, claim, pod};
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Far more than anything needs; ends as soon as the condition holds.
-fn until(what: &str, holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+/// Waits until `holds` returns true; panics after [`WAIT_TIMEOUT`], which is far above what any condition takes.
+fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + WAIT_TIMEOUT;
     while !holds() {
-        assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
+        assert!(Instant::now() < deadline, "{what}: not within {WAIT_TIMEOUT:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// A node of which only the objects exist: nobody mounts anything there, and the test says what it has in use.
-struct Ghost<'s> {
+/// A node that consists of objects only: no agent mounts volumes there, and the test writes its `volumesInUse`.
+struct AgentlessNode<'s> {
     stack: &'s Stack<'s>,
 }
 
-impl<'s> Ghost<'s> {
+impl<'s> AgentlessNode<'s> {
     fn new(machine: &Machine, stack: &'s Stack<'s>) -> Self {
-        announce(machine);
+        announce_in_pool(machine);
         stack.apply(
             "apiVersion: storage.k8s.io/v1\nkind: CSINode\nmetadata:\n  name: ghost\nspec:\n  drivers:\n  - name: \
              block.cleat.dev\n    nodeID: ghost\n    topologyKeys: []\n",
@@ -47,26 +47,26 @@ impl<'s> Ghost<'s> {
         );
     }
 
-    /// What its agent would say.
-    fn says_in_use(&self, unique: &str) {
-        let list = format!(r#"[{{"name":"{unique}","devicePath":""}}]"#);
+    /// Writes the status that the node's agent would write while it uses the volume.
+    fn report_in_use(&self, unique_name: &str) {
+        let list = format!(r#"[{{"name":"{unique_name}","devicePath":""}}]"#);
         let status = format!(
             r#"{{"apiVersion":"v1","kind":"Node","metadata":{{"name":"ghost","annotations":
             {{"volumes.kubernetes.io/controller-managed-attach-detach":"true"}}}},
-            "status":{{"volumesInUse":["{unique}"],"volumesAttached":{list}}}}}"#
+            "status":{{"volumesInUse":["{unique_name}"],"volumesAttached":{list}}}}}"#
         );
         let put = ["replace", "--raw", "/api/v1/nodes/ghost/status", "-f", "-"];
         let output = self.stack.try_kubectl(&put, Some(&status));
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 
-    fn is_told(&self) -> String {
+    fn volumes_attached(&self) -> String {
         self.stack.field("node/ghost", "{.status.volumesAttached[*].name}")
     }
 }
 
-/// A node process announces itself in the pool, and stays known when it is gone.
-fn announce(machine: &Machine) {
+/// Announces the node in the pool by running its driver once. The announcement remains when the driver exits.
+fn announce_in_pool(machine: &Machine) {
     let socket = machine.scratch("ghost.sock");
     let mut driver = Command::new(env!("CARGO_BIN_EXE_cleat"))
         .args(["driver", "block", "--mode", "node", "--node-id", "ghost", "--pool"])
@@ -77,7 +77,7 @@ fn announce(machine: &Machine) {
         .stdin(Stdio::null())
         .spawn()
         .unwrap();
-    until("the ghost's driver listens", || socket.exists());
+    wait_until("the driver listens", || socket.exists());
     driver.kill().unwrap();
     driver.wait().unwrap();
 }
@@ -87,25 +87,27 @@ fn attachments(stack: &Stack) -> Vec<String> {
     nodes.split_whitespace().map(ToOwned::to_owned).collect()
 }
 
+/// Waits until an event of the pod contains `part`.
 fn wait_event(stack: &Stack, pod: &str, part: &str) {
     let selector = format!("--field-selector=involvedObject.name={pod}");
-    let said = || stack.kubectl(&["get", "events", &selector, "-o", "jsonpath={.items[*].message}"]);
-    until(&format!("{pod} is told {part:?}"), || said().contains(part));
+    let messages = || stack.kubectl(&["get", "events", &selector, "-o", "jsonpath={.items[*].message}"]);
+    wait_until(&format!("an event of {pod} contains {part:?}"), || messages().contains(part));
 }
 
-/// One volume, in use on the ghost, its pod gone by force, and its heir waiting on a real node.
-fn orphan(stack: &Stack, ghost: &Ghost) -> String {
+/// Creates a volume in use on the agentless node, deletes its pod by force, and creates a second pod on a real node, which then
+/// waits for the volume. Returns the volume's unique_name name.
+fn create_orphaned_volume(stack: &Stack, ghost: &AgentlessNode) -> String {
     stack.apply(&(claim("c") + &pod("p", "ghost", "c")));
     let volume = stack.wait_bound("c");
     let handle = stack.field(&format!("pv/{volume}"), "{.spec.csi.volumeHandle}");
-    let unique = format!("kubernetes.io/csi/block.cleat.dev^{handle}");
-    until("the ghost is told of its volume", || ghost.is_told() == unique);
-    ghost.says_in_use(&unique);
+    let unique_name = format!("kubernetes.io/csi/block.cleat.dev^{handle}");
+    wait_until("the volume is in the node's volumesAttached", || ghost.volumes_attached() == unique_name);
+    ghost.report_in_use(&unique_name);
     stack.kubectl(&["delete", "pod/p", "--force", "--grace-period=0", "--ignore-not-found"]);
     stack.apply(&pod("heir", "node-1", "c"));
     wait_event(stack, "heir", "Volume is already exclusively attached to one node");
-    assert_eq!(attachments(stack), ["ghost"], "the heir has to wait");
-    unique
+    assert_eq!(attachments(stack), ["ghost"], "the second pod must wait");
+    unique_name
 }
 
 fn clean_up(machine: &Machine, stack: &Stack) {
@@ -119,12 +121,12 @@ fn clean_up(machine: &Machine, stack: &Stack) {
 fn a_dead_nodes_volume_moves_when_the_node_is_marked_out_of_service() {
     let machine = Machine::new();
     let stack = Stack::start(&machine, 1);
-    let ghost = Ghost::new(&machine, &stack);
-    orphan(&stack, &ghost);
+    let ghost = AgentlessNode::new(&machine, &stack);
+    create_orphaned_volume(&stack, &ghost);
     stack.kubectl(&["taint", "node", "ghost", "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"]);
     stack.wait_mounted("heir");
     assert_eq!(attachments(&stack), ["node-1"]);
-    assert_eq!(ghost.is_told(), "");
+    assert_eq!(ghost.volumes_attached(), "");
     clean_up(&machine, &stack);
 }
 
@@ -132,13 +134,13 @@ fn a_dead_nodes_volume_moves_when_the_node_is_marked_out_of_service() {
 fn a_deleted_nodes_volume_stays_until_the_node_is_back_without_it() {
     let machine = Machine::new();
     let stack = Stack::start(&machine, 1);
-    let ghost = Ghost::new(&machine, &stack);
-    orphan(&stack, &ghost);
+    let ghost = AgentlessNode::new(&machine, &stack);
+    create_orphaned_volume(&stack, &ghost);
     stack.delete("node/ghost");
-    // Another volume's whole way shows that the controller has seen it.
+    // When another volume has been attached, the controller has processed the deletion.
     stack.apply(&(claim("d") + &pod("q", "node-1", "d")));
     stack.wait_mounted("q");
-    assert!(attachments(&stack).contains(&"ghost".to_owned()), "its machine may still write");
+    assert!(attachments(&stack).contains(&"ghost".to_owned()), "the machine may still write to the volume");
     ghost.register();
     stack.wait_mounted("heir");
     stack.delete("pod/q");
@@ -161,7 +163,7 @@ fn volumes_follow_their_pods_through_kills_of_driver_and_stack() {
         let pods: String = (0..VOLUMES).map(|v| pod(&format!("p{v}-{round}"), &node(v, round), &name(v))).collect();
         stack.apply(&pods);
         match round {
-            // In the middle of it.
+            // While the volumes are being attached.
             1 => kill_controller_driver(&machine),
             2 => {
                 stack.kill();
@@ -175,7 +177,7 @@ fn volumes_follow_their_pods_through_kills_of_driver_and_stack() {
             let volume = stack.wait_bound(&name(v));
             let file = stack.mount(&current, &node(v, round), &volume).join("rounds");
             let before = fs::read_to_string(&file).unwrap_or_default();
-            assert_eq!(before, "x".repeat(round), "volume {v} brought everything along");
+            assert_eq!(before, "x".repeat(round), "volume {v} has the data of all rounds");
             fs::write(&file, before + "x").unwrap();
         }
         assert_eq!(attachments(&stack).len(), VOLUMES);

@@ -1,4 +1,4 @@
-//! `cleat driver block --audit` as an administrator meets it: what it says, and how it exits.
+//! `cleat driver block --audit`: its output and its exit status.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -10,36 +10,36 @@ fn cleat(arguments: &[&str], pool: &Path) -> Output {
     command.args(["driver", "block", "--pool"]).arg(pool).args(arguments).output().unwrap()
 }
 
-fn said(output: &Output) -> String {
+fn output_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
 #[test]
-fn the_audit_says_what_it_finds_and_exits_accordingly() {
+fn the_audit_prints_its_findings_and_fails_if_one_is_left() {
     let directory = tempfile::tempdir().unwrap();
     let pool = directory.path().join("pool");
     let missing = cleat(&["--audit"], &pool);
-    assert!(!missing.status.success() && !pool.exists(), "{}", said(&missing));
+    assert!(!missing.status.success() && !pool.exists(), "{}", output_of(&missing));
 
     fs::create_dir_all(pool.join("volumes")).unwrap();
     let clean = cleat(&["--audit"], &pool);
-    assert!(clean.status.success() && said(&clean).contains("everything matches"), "{}", said(&clean));
+    assert!(clean.status.success() && output_of(&clean).contains("everything matches"), "{}", output_of(&clean));
 
     fs::write(pool.join("volumes/half.gone"), "{}").unwrap();
     fs::write(pool.join("volumes/half.img"), "rubbish").unwrap();
     let found = cleat(&["--audit"], &pool);
-    assert!(!found.status.success(), "{}", said(&found));
+    assert!(!found.status.success(), "{}", output_of(&found));
     assert!(
-        said(&found).contains("volume half: its deletion was cut short: --repair would finish it"),
+        output_of(&found).contains("volume half: its deletion was cut short: --repair would finish it"),
         "{}",
-        said(&found)
+        output_of(&found)
     );
     assert!(pool.join("volumes/half.img").exists());
     let repaired = cleat(&["--audit", "--repair"], &pool);
-    assert!(repaired.status.success() && said(&repaired).contains("repaired"), "{}", said(&repaired));
+    assert!(repaired.status.success() && output_of(&repaired).contains("repaired"), "{}", output_of(&repaired));
     assert!(!pool.join("volumes/half.img").exists());
 
     let neither = cleat(&[], &pool);
-    assert!(!neither.status.success() && said(&neither).contains("--endpoint"), "{}", said(&neither));
+    assert!(!neither.status.success() && output_of(&neither).contains("--endpoint"), "{}", output_of(&neither));
     assert!(!cleat(&["--repair"], &pool).status.success());
 }

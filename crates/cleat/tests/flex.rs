@@ -1,7 +1,7 @@
-//! FlexVolumes in the whole stack: a driver that is a script is called when a pod has found its node, and again when the pod is
-//! gone, whatever died in between.
+//! FlexVolumes in the whole stack, with a shell script as the driver: `attach` is called when a pod is on its node, `detach`
+//! when the pod is deleted, also if the stack crashed in between.
 
-#![allow(clippy::unwrap_used, reason = "a test ends where its steps fail")]
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
 mod support;
 
@@ -9,12 +9,13 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
 use support::Machine;
-use support::stack::{Stack, dying_at, pod};
+use support::stack::{Stack, pod, stack_crashing_at};
 
-const UNIQUE: &str = "flexvolume-acme/disk/flex";
+const UNIQUE_NAME: &str = "flexvolume-acme/disk/flex";
 
-/// Keeps one file for each volume on a node, and refuses a second node.
-const SCRIPT: &str = r#"#!/bin/sh
+/// A FlexVolume driver. It keeps one file `volume@node` for each attached volume, and writes to the file `twice` if a volume is
+/// attached to a second node.
+const DRIVER_SCRIPT: &str = r#"#!/bin/sh
 state=STATE
 echo "$1 $2 $3" >> "$state/log"
 name() { echo "$1" | sed 's/.*"kubernetes.io\/pvOrVolumeName":"\([^"]*\)".*/\1/'; }
@@ -34,23 +35,23 @@ detach) rm -f "$state/$2@$3"; echo '{"status":"Success"}' ;;
 esac
 "#;
 
-/// Where the stack looks for drivers unless it is told otherwise.
-fn install(machine: &Machine) {
+/// Installs the driver in the default directory.
+fn install_driver(machine: &Machine) {
     let home = machine.data().join("flexvolume/acme~disk");
     fs::create_dir_all(&home).unwrap();
     fs::create_dir_all(machine.scratch("state")).unwrap();
-    let script = SCRIPT.replace("STATE", &machine.scratch("state").display().to_string());
+    let script = DRIVER_SCRIPT.replace("STATE", &machine.scratch("state").display().to_string());
     fs::write(home.join("disk"), script).unwrap();
     fs::set_permissions(home.join("disk"), fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// What the driver has attached where, as `volume@node`.
+/// The volumes that the driver has attached, as `volume@node`.
 fn attached(machine: &Machine) -> Vec<String> {
     let files = fs::read_dir(machine.scratch("state")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
     files.filter(|name| name.contains('@')).collect()
 }
 
-fn assert_one_place(machine: &Machine) {
+fn assert_never_attached_twice(machine: &Machine) {
     let twice = fs::read_to_string(machine.scratch("state/twice")).unwrap_or_default();
     assert_eq!(twice, "", "attached twice");
 }
@@ -80,26 +81,28 @@ spec:
 ---
 ";
 
-const TOLD: &str = "{.status.volumesAttached[*].name} {.status.volumesAttached[*].devicePath}";
+const VOLUMES_ATTACHED: &str = "{.status.volumesAttached[*].name} {.status.volumesAttached[*].devicePath}";
 
 fn moves_between_nodes(point: &str) {
     let machine = Machine::new();
-    install(&machine);
-    let mut step = dying_at(&machine, point);
-    let told = format!("{UNIQUE} /dev/acme/flex");
-    let forget = |s: &Stack, pod: &str| s.holds(&["delete", pod, "--force", "--grace-period=0", "--ignore-not-found"]);
+    install_driver(&machine);
+    let mut step = stack_crashing_at(&machine, point);
+    let reported = format!("{UNIQUE_NAME} /dev/acme/flex");
+    let force_delete = |s: &Stack, pod: &str| {
+        s.kubectl_succeeds(&["delete", pod, "--force", "--grace-period=0", "--ignore-not-found"])
+    };
 
-    step("volume", &|s| s.applied(VOLUME));
+    step("volume", &|s| s.try_apply(VOLUME));
     step("bound", &|s| s.try_wait_field("pvc/c", "{.status.phase}", "Bound"));
-    step("first pod", &|s| s.applied(&pod("first", "node-1", "c")));
-    step("attached", &|s| s.try_wait_field("node/node-1", TOLD, &told));
+    step("first pod", &|s| s.try_apply(&pod("first", "node-1", "c")));
+    step("attached", &|s| s.try_wait_field("node/node-1", VOLUMES_ATTACHED, &reported));
     assert_eq!(attached(&machine), ["flex@node-1"], "{point}");
-    step("first pod gone", &|s| forget(s, "pod/first"));
-    step("second pod", &|s| s.applied(&pod("second", "node-2", "c")));
-    step("attached elsewhere", &|s| s.try_wait_field("node/node-2", TOLD, &told));
+    step("first pod gone", &|s| force_delete(s, "pod/first"));
+    step("second pod", &|s| s.try_apply(&pod("second", "node-2", "c")));
+    step("attached elsewhere", &|s| s.try_wait_field("node/node-2", VOLUMES_ATTACHED, &reported));
     assert_eq!(attached(&machine), ["flex@node-2"], "{point}");
-    step("second pod gone", &|s| forget(s, "pod/second"));
-    step("not told any more", &|s| s.try_wait_field("node/node-2", TOLD, " "));
+    step("second pod gone", &|s| force_delete(s, "pod/second"));
+    step("not reported any more", &|s| s.try_wait_field("node/node-2", VOLUMES_ATTACHED, " "));
     step("no attachment is left", &|s| {
         let names = || s.try_kubectl(&["get", "volumeattachments", "-o", "name"], None);
         for name in String::from_utf8(names().stdout).unwrap().lines() {
@@ -110,11 +113,11 @@ fn moves_between_nodes(point: &str) {
     });
     assert!(machine.scratch("crashed").exists(), "{point} was never reached");
     assert_eq!(attached(&machine), [] as [&str; 0], "{point}");
-    assert_one_place(&machine);
+    assert_never_attached_twice(&machine);
 }
 
 #[test]
-fn a_flex_volume_moves_with_its_pod_through_a_kill_at_every_boundary() {
+fn a_flex_volume_moves_with_its_pod_through_a_kill_at_every_crash_point() {
     let points = [
         "attach:requested",
         "callout:held",
@@ -130,7 +133,7 @@ fn a_flex_volume_moves_with_its_pod_through_a_kill_at_every_boundary() {
 #[test]
 fn an_attach_that_was_running_when_the_stack_died_is_finished_or_undone() {
     let machine = Machine::new();
-    install(&machine);
+    install_driver(&machine);
     let go = machine.scratch("go");
     assert!(std::process::Command::new("mkfifo").arg(&go).status().unwrap().success());
     let script = machine.data().join("flexvolume/acme~disk/disk");
@@ -149,37 +152,38 @@ fn an_attach_that_was_running_when_the_stack_died_is_finished_or_undone() {
     }
     stack.kill();
 
-    // The call goes on without the stack; nobody wants the volume any more, and the next stack must know of it.
+    // The driver's call goes on without the stack. The pod is deleted, so the restarted stack must detach what the call attaches.
     let stack = Stack::start(&machine, 2);
     stack.kubectl(&["delete", "pod/p", "--force", "--grace-period=0"]);
-    let errors = "{.items[*].status.detachError.message}";
-    let form = format!("jsonpath={errors}");
+    let detach_errors = "{.items[*].status.detachError.message}";
+    let form = format!("jsonpath={detach_errors}");
     let busy = "an earlier call for this volume and node is still running";
-    stack.wait_output(&["get", "volumeattachments", "-o", &form], |said| said == busy);
+    stack.wait_output(&["get", "volumeattachments", "-o", &form], |output| output == busy);
     assert_eq!(attached(&machine), [] as [&str; 0]);
     fs::write(&go, "").unwrap();
     stack.wait_output(&["get", "volumeattachments", "-o", "name"], str::is_empty);
     let log = fs::read_to_string(machine.scratch("state/log")).unwrap();
     assert_eq!(log.lines().last().unwrap(), "detach flex node-1");
-    assert_eq!(attached(&machine), [] as [&str; 0], "what the forgotten call attached is detached");
+    assert_eq!(attached(&machine), [] as [&str; 0], "what the interrupted call attached is detached");
 }
 
 #[test]
-fn a_pods_own_volume_is_attached_and_a_missing_driver_is_named() {
+fn an_inline_volume_is_attached_and_a_missing_driver_is_reported() {
     let machine = Machine::new();
     let elsewhere = machine.scratch("elsewhere");
-    let stack = Stack::start_arguments(&machine, 1, None, &["--flex-volume-plugin-dir", elsewhere.to_str().unwrap()]);
+    let stack =
+        Stack::start_with_arguments(&machine, 1, None, &["--flex-volume-plugin-dir", elsewhere.to_str().unwrap()]);
     stack.apply(
         "apiVersion: v1\nkind: Pod\nmetadata:\n  name: p\nspec:\n  nodeName: node-1\n  containers:\n  - name: main\n    image: \
          busybox\n  volumes:\n  - name: own\n    flexVolume:\n      driver: acme/disk\n",
     );
     let events = ["get", "events", "--field-selector=involvedObject.name=p", "-o", "jsonpath={.items[*].message}"];
-    stack.wait_output(&events, |said| said.contains("there is no FlexVolume driver acme/disk in"));
-    install(&machine);
+    stack.wait_output(&events, |output| output.contains("there is no FlexVolume driver acme/disk in"));
+    install_driver(&machine);
     fs::create_dir_all(&elsewhere).unwrap();
     fs::rename(machine.data().join("flexvolume/acme~disk"), elsewhere.join("acme~disk")).unwrap();
-    stack.wait_field("node/node-1", TOLD, "flexvolume-acme/disk/own /dev/acme/own");
-    stack.wait_output(&events, |said| said.contains("AttachVolume.Attach succeeded for volume \"own\""));
+    stack.wait_field("node/node-1", VOLUMES_ATTACHED, "flexvolume-acme/disk/own /dev/acme/own");
+    stack.wait_output(&events, |output| output.contains("AttachVolume.Attach succeeded for volume \"own\""));
     stack.kubectl(&["delete", "pod/p", "--force", "--grace-period=0"]);
     stack.wait_output(&["get", "volumeattachments", "-o", "name"], str::is_empty);
     assert_eq!(attached(&machine), [] as [&str; 0]);

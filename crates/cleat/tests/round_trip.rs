@@ -1,4 +1,4 @@
-//! The claim's path and back, with real kubectl, real loop devices and real mounts.
+//! A claim from its creation to its deletion, with real kubectl, loop devices and mounts.
 
 mod support;
 
@@ -13,9 +13,9 @@ fn example(name: &str) -> String {
         .expect("the examples are part of the repository")
 }
 
-/// The example as a user applies it: no node named, so the pod goes to the only one.
+/// The examples as a user applies them. The pod names no node and is scheduled to the only one.
 #[test]
-fn the_examples_become_a_mounted_directory_and_go_without_a_trace() {
+fn the_examples_are_mounted_and_deleted_without_leftovers() {
     let machine = Machine::new();
     let stack = Stack::start(&machine, 1);
     stack.apply(&example("claim.yaml"));
@@ -38,16 +38,16 @@ fn the_examples_become_a_mounted_directory_and_go_without_a_trace() {
     assert_eq!(stack.names("volumeattachments"), [] as [&str; 0]);
     machine.assert_nothing_left();
     assert!(stack.stop().success());
-    // Nobody in the stack wanted anything its role does not allow.
+    // No component made a request that its role does not allow.
     let log = fs::read_to_string(machine.scratch("audit.log")).unwrap();
     assert!(log.contains("system:cleat:binder") && log.contains("system:node:node-1"), "the components are in the log");
     let refused: Vec<&str> = log.lines().filter(|line| line.contains(r#""code":403"#)).collect();
     assert!(refused.is_empty(), "{}", refused.join("\n"));
 }
 
-/// One endpoint for all that runs in the process.
+/// One endpoint serves the metrics of all components of the process.
 #[test]
-fn the_stack_tells_how_it_is_doing() {
+fn the_stack_serves_the_metrics_of_all_components() {
     let machine = Machine::new();
     let stack = Stack::start(&machine, 1);
     stack.apply(&(claim("c") + &pod("p", "node-1", "c")));
@@ -90,7 +90,7 @@ fn a_file_written_on_one_node_is_read_on_the_other() {
 }
 
 #[test]
-fn two_pods_on_one_node_share_one_stage() {
+fn two_pods_on_one_node_share_one_staged_volume() {
     let machine = Machine::new();
     let stack = Stack::start(&machine, 1);
     stack.apply(&(claim("c") + &pod("a", "node-1", "c") + &pod("b", "node-1", "c")));
@@ -102,9 +102,9 @@ fn two_pods_on_one_node_share_one_stage() {
     assert_eq!((staged(), published(), machine.loop_files().len()), (1, 2, 1));
 
     fs::write(stack.mount("a", "node-1", &volume).join("f"), "shared").unwrap();
-    let of_b = stack.mount("b", "node-1", &volume);
+    let mount_of_b = stack.mount("b", "node-1", &volume);
     stack.delete("pod/a");
-    assert_eq!(fs::read_to_string(of_b.join("f")).unwrap(), "shared", "the other pod's mount is undisturbed");
+    assert_eq!(fs::read_to_string(mount_of_b.join("f")).unwrap(), "shared", "the other pod's mount is unchanged");
     assert_eq!((staged(), published()), (1, 1));
     stack.delete("pod/b");
     stack.delete("pvc/c");
@@ -113,17 +113,17 @@ fn two_pods_on_one_node_share_one_stage() {
 }
 
 #[test]
-fn a_second_node_is_refused_while_the_first_has_the_volume() {
+fn a_second_node_is_refused_while_the_volume_is_attached_to_the_first() {
     let machine = Machine::new();
     let stack = Stack::start(&machine, 2);
     stack.apply(&(claim("c") + &pod("holder", "node-1", "c")));
     stack.wait_bound("c");
     stack.wait_mounted("holder");
     stack.apply(&pod("waiter", "node-2", "c"));
-    // The refusal is an event, made after the controller has looked at both pods.
-    let told =
+    // When the event exists, the controller has processed both pods.
+    let get_events =
         ["get", "events", "--field-selector", "involvedObject.name=waiter,reason=FailedAttachVolume", "-o", "name"];
-    while stack.kubectl(&told).is_empty() {}
+    while stack.kubectl(&get_events).is_empty() {}
     let nodes = stack.field("volumeattachments", "{.items[*].spec.nodeName}");
     assert_eq!(nodes, "node-1", "one attachment, to the first node");
     assert!(!machine.mounts().iter().any(|(_, path)| path.to_string_lossy().contains("node-2")));
@@ -134,14 +134,14 @@ fn a_second_node_is_refused_while_the_first_has_the_volume() {
 }
 
 #[test]
-fn an_existing_volume_is_bound_by_name_and_keeps_its_data() {
+fn an_existing_volume_is_bound_and_keeps_its_data() {
     let machine = Machine::new();
     let stack = Stack::start(&machine, 1);
     let class = "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: keep}\n\
                  provisioner: block.cleat.dev\nreclaimPolicy: Retain\n\
                  parameters: {csi.storage.k8s.io/fstype: ext4}\n---\n";
-    let kept = claim("old").replace("spec:\n", "spec:\n  storageClassName: keep\n");
-    stack.apply(&(class.to_owned() + &kept + &pod("p", "node-1", "old")));
+    let retained = claim("old").replace("spec:\n", "spec:\n  storageClassName: keep\n");
+    stack.apply(&(class.to_owned() + &retained + &pod("p", "node-1", "old")));
     let volume = stack.wait_bound("old");
     stack.wait_mounted("p");
     fs::write(stack.mount("p", "node-1", &volume).join("f"), "survivor").unwrap();
@@ -152,13 +152,13 @@ fn an_existing_volume_is_bound_by_name_and_keeps_its_data() {
     stack.delete(&format!("pv/{volume}"));
     assert!(!machine.pool_files().is_empty(), "Retain keeps the image");
 
-    let by_hand = format!(
+    let static_volume = format!(
         "apiVersion: v1\nkind: PersistentVolume\nmetadata: {{name: by-hand}}\nspec:\n  accessModes: [ReadWriteOnce]\n  \
          capacity: {{storage: 64Mi}}\n  storageClassName: manual\n  persistentVolumeReclaimPolicy: Delete\n  \
          csi: {{driver: block.cleat.dev, volumeHandle: {handle}, fsType: ext4}}\n---\n"
     );
-    let wanted = claim("new").replace("spec:\n", "spec:\n  storageClassName: manual\n");
-    stack.apply(&(by_hand + &wanted + &pod("q", "node-1", "new")));
+    let claim_of_class = claim("new").replace("spec:\n", "spec:\n  storageClassName: manual\n");
+    stack.apply(&(static_volume + &claim_of_class + &pod("q", "node-1", "new")));
     assert_eq!(stack.wait_bound("new"), "by-hand");
     stack.wait_mounted("q");
     assert_eq!(fs::read_to_string(stack.mount("q", "node-1", "by-hand").join("f")).unwrap(), "survivor");
@@ -195,9 +195,9 @@ fn the_demo_passes_and_leaves_nothing() {
     assert_eq!(left.filter(|name| name.starts_with("cleat-")).collect::<Vec<_>>(), [] as [&str; 0]);
 }
 
-/// The Node object says nothing about the machine: its volumes may be written to.
+/// The deletion of a Node object does not mean that the machine is off: it may still write to its volumes.
 #[test]
-fn a_deleted_node_object_does_not_detach_what_is_mounted() {
+fn a_deleted_node_object_does_not_detach_mounted_volumes() {
     let machine = Machine::new();
     let stack = Stack::start(&machine, 2);
     stack.apply(&(claim("c") + &pod("holder", "node-1", "c")));
@@ -207,13 +207,13 @@ fn a_deleted_node_object_does_not_detach_what_is_mounted() {
     let mounts = machine.mounts();
     stack.apply(&pod("waiter", "node-2", "c"));
     stack.kubectl(&["delete", "node/node-1", "--wait=false"]);
-    // The agent lives, so it registers again, with its driver.
+    // The agent runs, so it registers the node and the driver again.
     let ids = "{.metadata.annotations.csi\\.volume\\.kubernetes\\.io/nodeid}";
-    // For a moment there is no such Node, which ends a watch of it.
+    // While the Node does not exist, kubectl ends its watch; then it is started again.
     let again = (0..100).any(|_| stack.try_wait_field("node/node-1", ids, "{\"block.cleat.dev\":\"node-1\"}"));
     assert!(again, "the node registers again");
-    let told = format!("kubernetes.io/csi/block.cleat.dev^{volume}");
-    stack.wait_field("node/node-1", "{.status.volumesAttached[0].name}", &told);
+    let unique_name = format!("kubernetes.io/csi/block.cleat.dev^{volume}");
+    stack.wait_field("node/node-1", "{.status.volumesAttached[0].name}", &unique_name);
     assert_eq!(stack.field("volumeattachments", "{.items[*].metadata.uid}"), attachment, "never detached");
     assert_eq!(machine.mounts(), mounts);
     stack.delete("pod/holder");
@@ -224,15 +224,15 @@ fn a_deleted_node_object_does_not_detach_what_is_mounted() {
 fn a_stop_while_the_stack_starts_is_a_clean_stop() {
     for reached in ["store.redb", "kubeconfig", "pool"] {
         let machine = Machine::new();
-        let stack = Stack::begin(&machine, 2, None, &[]);
-        // Whichever moment of the start this is, it is before or just at its end.
-        let there = machine.data().join(reached);
-        while !there.exists() {
+        let stack = Stack::spawn(&machine, 2, None, &[]);
+        // The file is created during the start, so the signal arrives before or just when the stack is ready.
+        let file = machine.data().join(reached);
+        while !file.exists() {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
         let status = stack.stop();
-        assert!(status.success(), "stopped when {reached} was there: {status}");
+        assert!(status.success(), "stopped when {reached} existed: {status}");
         machine.assert_nothing_left();
-        assert!(Stack::start(&machine, 2).stop().success(), "what was half made is completed");
+        assert!(Stack::start(&machine, 2).stop().success(), "the interrupted start is completed");
     }
 }

@@ -1,6 +1,6 @@
-//! `cleat csi-provisioner` and `cleat csi-attacher` as processes of their own, against an API server over TLS and the real driver.
+//! `cleat csi-provisioner` and `cleat csi-attacher` as separate processes, against an API server over TLS and the real driver.
 
-#![allow(clippy::unwrap_used, reason = "a test ends where its steps fail")]
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
 mod support;
 
@@ -13,16 +13,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use support::Machine;
-use support::stack::{EXTRA, Stack, claim, clone_of, pod};
+use support::stack::{EXTRA_CLASS, Stack, claim, clone_of, pod};
 
-/// A sidecar inside the machine's namespace; killed with the test.
+/// A sidecar inside the machine's namespace, whose log the test reads.
 struct Sidecar {
     process: Child,
-    /// What it logs, as it comes.
     log: BufReader<std::process::ChildStderr>,
 }
 
-fn sidecar(machine: &Machine, command: &[&str], crash_at: Option<&str>) -> Command {
+fn sidecar_command(machine: &Machine, command: &[&str], crash_at: Option<&str>) -> Command {
     let mut sidecar = machine.command(env!("CARGO_BIN_EXE_cleat"));
     sidecar.args(command).arg("--kubeconfig").arg(machine.data().join("kubeconfig"));
     sidecar.arg("--csi-address").arg(machine.data().join("controller.sock"));
@@ -33,47 +32,49 @@ fn sidecar(machine: &Machine, command: &[&str], crash_at: Option<&str>) -> Comma
 
 impl Sidecar {
     fn start(machine: &Machine, command: &[&str]) -> Self {
-        let mut process = sidecar(machine, command, None).stderr(Stdio::piped()).spawn().unwrap();
+        let mut process = sidecar_command(machine, command, None).stderr(Stdio::piped()).spawn().unwrap();
         let log = BufReader::new(process.stderr.take().unwrap());
         Self { process, log }
     }
 
-    /// Reads the log up to a line that contains `text`.
-    fn says(&mut self, text: &str) -> String {
+    /// Reads the log up to a line that contains `text`, and returns that line.
+    fn wait_log(&mut self, text: &str) -> String {
         let mut line = String::new();
         loop {
             line.clear();
-            assert!(self.log.read_line(&mut line).unwrap() > 0, "the sidecar ended without saying {text:?}");
+            assert!(self.log.read_line(&mut line).unwrap() > 0, "the sidecar exited without logging {text:?}");
             if line.contains(text) {
                 return line;
             }
         }
     }
 
-    /// Reads on in the background: a full pipe would stop the sidecar.
-    fn mute(mut self) -> Muted {
+    /// Reads the rest of the log in the background: a full pipe would block the sidecar.
+    fn drain_log(mut self) -> DrainedSidecar {
         let log = std::thread::spawn(move || {
             let mut text = String::new();
             let _ = self.log.read_to_string(&mut text);
             text
         });
-        Muted { process: self.process, _log: log }
+        DrainedSidecar { process: self.process, _log: log }
     }
 }
 
-struct Muted {
+/// A sidecar whose log is not needed any more. Killed when dropped.
+struct DrainedSidecar {
     process: Child,
     _log: std::thread::JoinHandle<String>,
 }
 
-impl Muted {
+impl DrainedSidecar {
+    /// Sends a signal and waits until the sidecar has exited.
     fn end(mut self, signal: rustix::process::Signal) -> std::process::ExitStatus {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.process), signal).unwrap();
         self.process.wait().unwrap()
     }
 }
 
-impl Drop for Muted {
+impl Drop for DrainedSidecar {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
@@ -81,11 +82,11 @@ impl Drop for Muted {
 }
 
 #[test]
-fn a_provisioner_of_its_own_serves_claims_with_the_flags_of_the_go_one() {
+fn a_separate_provisioner_accepts_the_flags_of_external_provisioner() {
     let machine = Machine::new();
-    let stack = Stack::start_arguments(&machine, 1, None, &["--without=provisioner"]);
+    let stack = Stack::start_with_arguments(&machine, 1, None, &["--without=provisioner"]);
     stack.apply(&claim("c"));
-    // Nobody serves it, so it is let go at once when it is deleted.
+    // No provisioner has put a finalizer on it, so it can be deleted at once.
     stack.apply(&claim("early"));
     stack.wait_field(
         "pvc/early",
@@ -113,10 +114,10 @@ fn a_provisioner_of_its_own_serves_claims_with_the_flags_of_the_go_one() {
             "-v=2",
         ],
     );
-    let listening = sidecar.says("metrics are served");
+    let listening = sidecar.wait_log("metrics are served");
     let address = listening.split("address=").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
-    sidecar.says("leading");
-    let sidecar = sidecar.mute();
+    sidecar.wait_log("leading");
+    let sidecar = sidecar.drain_log();
     let volume = stack.wait_bound("c");
     let uid = stack.field("pvc/c", "{.metadata.uid}");
     assert_eq!(volume, format!("disk-{uid}"));
@@ -124,14 +125,14 @@ fn a_provisioner_of_its_own_serves_claims_with_the_flags_of_the_go_one() {
     let lease = ["get", "lease", "block.cleat.dev", "-n", "kube-system", "-o", "jsonpath={.spec.holderIdentity}"];
     let holder = stack.kubectl(&lease);
     assert!(!holder.is_empty(), "the lease has a holder");
-    let metrics = ask(&address, "/metrics");
+    let metrics = http_get(&address, "/metrics");
     for name in ["csi_operations_seconds_count{method_name=\"CreateVolume\"", "workqueue_depth{name=\"provision\"}"] {
         assert!(metrics.contains(name), "{name} is missing in\n{metrics}");
     }
-    assert!(ask(&address, "/healthz/leader-election").ends_with("ok"));
+    assert!(http_get(&address, "/healthz/leader-election").ends_with("ok"));
     for class in ["cleat-block", "cleat-block-wait"] {
         let path = format!("{{.items[?(@.storageClassName==\"{class}\")].capacity}}");
-        // Published as soon as the node is registered.
+        // Published when the node has registered the driver.
         stack.wait_output(&["get", "csistoragecapacities", "-o", &format!("jsonpath={path}")], |free| !free.is_empty());
     }
     stack.kubectl(&["delete", "storageclass", "cleat-block-wait"]);
@@ -140,26 +141,26 @@ fn a_provisioner_of_its_own_serves_claims_with_the_flags_of_the_go_one() {
     stack.delete("pvc/c");
     stack.wait_no_volumes();
     machine.assert_nothing_left();
-    assert!(sidecar.end(rustix::process::Signal::TERM).success(), "it ends cleanly");
+    assert!(sidecar.end(rustix::process::Signal::TERM).success(), "the sidecar exits cleanly");
     let holder = stack.kubectl(&lease);
-    assert_eq!(holder, "", "and gives the lease back");
+    assert_eq!(holder, "", "the lease is released");
 }
 
-/// A sidecar that is started again whenever it dies, as a pod's container is.
-struct Supervised {
+/// A sidecar that is restarted whenever it exits, as a pod's container is.
+struct RestartedSidecar {
     stop: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Supervised {
+impl RestartedSidecar {
     fn start(machine: &Machine, command: &[&str], crash_at: &str) -> Self {
-        let start = sidecar(machine, command, Some(crash_at));
+        let command = sidecar_command(machine, command, Some(crash_at));
         let stop = Arc::new(AtomicBool::new(false));
         let ended = stop.clone();
         let thread = std::thread::spawn(move || {
-            let mut start = start;
+            let mut command = command;
             while !ended.load(Ordering::Relaxed) {
-                let mut process = start.stderr(Stdio::null()).spawn().unwrap();
+                let mut process = command.stderr(Stdio::null()).spawn().unwrap();
                 while process.try_wait().unwrap().is_none() {
                     std::thread::sleep(std::time::Duration::from_millis(20));
                     if ended.load(Ordering::Relaxed) {
@@ -172,7 +173,7 @@ impl Supervised {
     }
 }
 
-impl Drop for Supervised {
+impl Drop for RestartedSidecar {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         let _ = self.thread.take().map(std::thread::JoinHandle::join);
@@ -180,10 +181,10 @@ impl Drop for Supervised {
 }
 
 #[test]
-fn a_provisioner_killed_at_any_boundary_goes_on_where_it_was() {
+fn a_provisioner_resumes_after_a_kill_at_every_crash_point() {
     let machine = Machine::new();
-    let stack = Stack::start_arguments(&machine, 1, None, &["--without=provisioner"]);
-    let room = ["get", "csistoragecapacities", "-o", "jsonpath={.items[*].storageClassName}"];
+    let stack = Stack::start_with_arguments(&machine, 1, None, &["--without=provisioner"]);
+    let classes_with_capacity = ["get", "csistoragecapacities", "-o", "jsonpath={.items[*].storageClassName}"];
     for (number, point) in [
         "provision:claim-held",
         "provision:source-held",
@@ -199,15 +200,15 @@ fn a_provisioner_killed_at_any_boundary_goes_on_where_it_was() {
         let marker = machine.scratch(&format!("died-{number}"));
         let at = format!("{point}@{}", marker.display());
         let command = ["csi-provisioner", "--enable-capacity", "--retry-interval-start=100ms"];
-        let _sidecar = Supervised::start(&machine, &command, &at);
-        stack.apply(EXTRA);
-        stack.wait_output(&room, |classes| classes.split(' ').any(|class| class == "extra"));
+        let _sidecar = RestartedSidecar::start(&machine, &command, &at);
+        stack.apply(EXTRA_CLASS);
+        stack.wait_output(&classes_with_capacity, |classes| classes.split(' ').any(|class| class == "extra"));
         stack.apply(&(claim("src") + &clone_of("copy", "src")));
         stack.wait_bound("copy");
         stack.delete("pvc/src");
         stack.delete("pvc/copy");
         stack.kubectl(&["delete", "storageclass/extra"]);
-        stack.wait_output(&room, |classes| classes.split(' ').all(|class| class != "extra"));
+        stack.wait_output(&classes_with_capacity, |classes| classes.split(' ').all(|class| class != "extra"));
         stack.wait_no_volumes();
         assert!(marker.exists(), "{point} was never reached");
         machine.assert_nothing_left();
@@ -215,16 +216,16 @@ fn a_provisioner_killed_at_any_boundary_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_provisioner_for_one_node_takes_open_claims_for_it() {
+fn a_provisioner_for_one_node_provisions_immediate_claims_on_it() {
     let machine = Machine::new();
-    let stack = Stack::start_arguments(&machine, 1, None, &["--without=provisioner"]);
+    let stack = Stack::start_with_arguments(&machine, 1, None, &["--without=provisioner"]);
     let mut start = machine.command(env!("CARGO_BIN_EXE_cleat"));
     start.args(["csi-provisioner", "--node-deployment", "--node-deployment-base-delay=100ms", "--enable-capacity"]);
     start.arg("--kubeconfig").arg(machine.data().join("kubeconfig"));
-    // The node's own driver, which can make volumes as well.
-    let driver = Process(own_driver(&machine));
+    // A driver on the node that serves the controller service too.
+    let driver = KillOnDrop(start_node_local_driver(&machine));
     start.arg("--csi-address").arg(machine.scratch("own.sock"));
-    let _sidecar = Process(start.env("NODE_NAME", "node-1").stdin(Stdio::null()).spawn().unwrap());
+    let _sidecar = KillOnDrop(start.env("NODE_NAME", "node-1").stdin(Stdio::null()).spawn().unwrap());
     stack.apply(&claim("c"));
     let volume = stack.wait_bound("c");
     let chosen = stack.field("pvc/c", "{.metadata.annotations.volume\\.kubernetes\\.io/selected-node}");
@@ -236,9 +237,9 @@ fn a_provisioner_for_one_node_takes_open_claims_for_it() {
         "jsonpath={.items[*].metadata.labels.csi\\.storage\\.k8s\\.io/managed-by}",
     ];
     stack.wait_output(&by, |managers| managers == "external-provisioner-node-1");
-    let files = || Machine::files_of(machine.scratch("own-pool"));
+    let files = || Machine::volume_files_in(machine.scratch("own-pool"));
     let affinity = stack.field(&format!("pv/{volume}"), "{.spec.nodeAffinity}");
-    assert!(affinity.contains("node-1"), "it is reached from here only: {affinity}");
+    assert!(affinity.contains("node-1"), "the volume is accessible from its node only: {affinity}");
     assert!(!files().is_empty(), "the volume is in the node's own pool");
     stack.delete("pvc/c");
     stack.wait_no_volumes();
@@ -246,8 +247,8 @@ fn a_provisioner_for_one_node_takes_open_claims_for_it() {
     drop(driver);
 }
 
-/// A driver that is both a controller and a node, as one that is deployed on nodes is.
-fn own_driver(machine: &Machine) -> Child {
+/// Starts a driver with controller and node service and a local pool, as it is deployed on every node.
+fn start_node_local_driver(machine: &Machine) -> Child {
     let mut driver = machine.command(env!("CARGO_BIN_EXE_cleat"));
     fs::create_dir(machine.scratch("own-pool")).unwrap();
     driver.args(["driver", "block", "--node-local", "--node-id", "node-1", "--pool"]).arg(machine.scratch("own-pool"));
@@ -255,10 +256,10 @@ fn own_driver(machine: &Machine) -> Child {
     driver.stdin(Stdio::null()).spawn().unwrap()
 }
 
-/// Ended with the test.
-struct Process(Child);
+/// A process that is killed when it is dropped.
+struct KillOnDrop(Child);
 
-impl Drop for Process {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -266,9 +267,9 @@ impl Drop for Process {
 }
 
 #[test]
-fn the_next_provisioner_takes_over_when_the_leader_dies() {
+fn another_provisioner_takes_over_when_the_leader_dies() {
     let machine = Machine::new();
-    let stack = Stack::start_arguments(&machine, 1, None, &["--without=provisioner"]);
+    let stack = Stack::start_with_arguments(&machine, 1, None, &["--without=provisioner"]);
     let election = [
         "sidecars",
         "--controllers=provisioner",
@@ -278,16 +279,16 @@ fn the_next_provisioner_takes_over_when_the_leader_dies() {
         "--leader-election-retry-period=500ms",
     ];
     let mut first = Sidecar::start(&machine, &election);
-    first.says("leading");
-    let first = first.mute();
+    first.wait_log("leading");
+    let first = first.drain_log();
     stack.apply(&claim("a"));
     stack.wait_bound("a");
     let mut second = Sidecar::start(&machine, &election);
-    second.says("driver connected");
+    second.wait_log("driver connected");
     first.end(rustix::process::Signal::KILL);
     stack.apply(&claim("b"));
-    second.says("leading");
-    let _second = second.mute();
+    second.wait_log("leading");
+    let _second = second.drain_log();
     stack.wait_bound("b");
     stack.delete("pvc/a");
     stack.delete("pvc/b");
@@ -296,10 +297,10 @@ fn the_next_provisioner_takes_over_when_the_leader_dies() {
 }
 
 #[test]
-fn an_attacher_of_its_own_attaches_and_repairs_what_the_driver_has_lost() {
+fn a_separate_attacher_attaches_and_publishes_again_what_the_driver_lost() {
     use cleat_csi::{Client, Endpoint, v1};
     let machine = Machine::new();
-    let stack = Stack::start_arguments(&machine, 1, None, &["--without=attacher"]);
+    let stack = Stack::start_with_arguments(&machine, 1, None, &["--without=attacher"]);
     stack.apply(&(claim("c") + &pod("p", "node-1", "c")));
     let volume = stack.wait_bound("c");
     let mut sidecar = Sidecar::start(
@@ -319,36 +320,36 @@ fn an_attacher_of_its_own_attaches_and_repairs_what_the_driver_has_lost() {
             "-v=2",
         ],
     );
-    sidecar.says("leading");
-    sidecar.says("volume published");
+    sidecar.wait_log("leading");
+    sidecar.wait_log("volume published");
     stack.wait_mounted("p");
     let held = stack.field(&format!("pv/{volume}"), "{.metadata.finalizers}");
     assert!(held.contains("external-attacher/block-cleat-dev"), "{held}");
 
-    // Behind everybody's back: the driver forgets that the volume is published.
+    // Unpublish the volume without the attacher's knowledge.
     let handle = stack.field(&format!("pv/{volume}"), "{.spec.csi.volumeHandle}");
     let driver = Client::new(Endpoint::unix(machine.data().join("controller.sock")));
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let forget = v1::ControllerUnpublishVolumeRequest { volume_id: handle, ..Default::default() };
-    runtime.block_on(driver.controller_unpublish_volume(forget)).unwrap();
-    sidecar.says("the driver shows another state");
-    sidecar.says("volume published");
+    let unpublish = v1::ControllerUnpublishVolumeRequest { volume_id: handle, ..Default::default() };
+    runtime.block_on(driver.controller_unpublish_volume(unpublish)).unwrap();
+    sidecar.wait_log("the driver shows another state");
+    sidecar.wait_log("volume published");
     let listed = runtime.block_on(driver.list_volumes(v1::ListVolumesRequest::default())).unwrap();
     let nodes = listed.entries[0].status.as_ref().unwrap().published_node_ids.clone();
     assert_eq!(nodes, ["node-1"]);
 
-    let sidecar = sidecar.mute();
+    let sidecar = sidecar.drain_log();
     stack.delete("pod/p");
     stack.delete("pvc/c");
     stack.wait_no_volumes();
     assert_eq!(stack.names("volumeattachments"), [] as [&str; 0]);
     machine.assert_nothing_left();
-    assert!(sidecar.end(rustix::process::Signal::TERM).success(), "it ends cleanly");
+    assert!(sidecar.end(rustix::process::Signal::TERM).success(), "the sidecar exits cleanly");
 }
 
 #[test]
-fn wrong_flags_are_refused_with_a_sentence() {
-    for (arguments, said) in [
+fn invalid_flags_are_refused_with_an_explanation() {
+    for (arguments, expected) in [
         (&["csi-provisioner", "--timeout=ten"][..], "not a duration"),
         (&["csi-provisioner", "--feature-gates=Topology=maybe"], "a gate is true or false"),
         (&["csi-provisioner", "--node-deployment"], "--node-deployment needs the node's name in $NODE_NAME"),
@@ -362,11 +363,11 @@ fn wrong_flags_are_refused_with_a_sentence() {
         let output = std::process::Command::new(env!("CARGO_BIN_EXE_cleat")).args(arguments).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success(), "{arguments:?} succeeded");
-        assert!(text.contains(said), "{arguments:?}: {text}");
+        assert!(text.contains(expected), "{arguments:?}: {text}");
     }
 }
 
-fn ask(address: &str, path: &str) -> String {
+fn http_get(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
     let mut reply = String::new();

@@ -1,15 +1,15 @@
-//! `decide.rs` and everything under `decide/` is pure: a snapshot in, a decision out, and time is data.
+//! `decide.rs` and everything under `decide/` is pure: a snapshot in, a decision out, and time is an input.
 //!
-//! Tests beside the decisions may do as they like.
+//! Tests beside the decisions are not checked.
 
-use super::Violation;
-use super::source::{CodePath, Source, paths};
+use super::source::CodePath;
+use super::{SourceFile, Violation};
 
-/// Words that have no place in a pure function at all.
-const WORDS: &[&str] = &["async", "await"];
+/// Keywords that no pure function uses.
+const KEYWORDS: &[&str] = &["async", "await"];
 
-/// Crates that wait, talk or roll dice.
-const ROOTS: &[&str] = &["rand", "tokio"];
+/// Crates for waiting, input and output, and random numbers.
+const CRATES: &[&str] = &["rand", "tokio"];
 
 /// Neighbouring path segments, wherever in a path they stand.
 const PAIRS: &[(&str, &str)] = &[
@@ -23,21 +23,20 @@ const PAIRS: &[(&str, &str)] = &[
     ("std", "process"),
 ];
 
-/// What of kube reaches a server; its plain types are welcome.
-const KUBE: &[&str] = &["Api", "Client"];
+/// The types of kube that reach a server. Its plain types are allowed.
+const KUBE_CLIENTS: &[&str] = &["Api", "Client"];
 
-pub(super) fn check(path: &str, source: &Source) -> Vec<Violation> {
-    if !is_decision(path) {
+pub(super) fn check(file: &SourceFile<'_>) -> Vec<Violation> {
+    if !is_decision(&file.path) {
         return Vec::new();
     }
-    let tokens = source.production();
     let mut violations = Vec::new();
-    for token in tokens.iter().filter(|token| WORDS.contains(&token.text.as_str())) {
-        violations.push(impure(path, token.line, &token.text));
+    for token in file.production_tokens().filter(|token| KEYWORDS.contains(&token.text)) {
+        violations.push(impure(&file.path, token.line, token.text));
     }
-    for code_path in paths(&tokens) {
-        if let Some(what) = impurity(&code_path) {
-            violations.push(impure(path, code_path.line, &what));
+    for path in file.production_paths() {
+        if let Some(what) = impurity(path) {
+            violations.push(impure(&file.path, path.line, &what));
         }
     }
     violations
@@ -45,22 +44,20 @@ pub(super) fn check(path: &str, source: &Source) -> Vec<Violation> {
 
 fn is_decision(path: &str) -> bool {
     let mut parts = path.rsplit('/');
-    let file = parts.next().unwrap_or_default();
-    // By convention `tests.rs` is the body of a `#[cfg(test)] mod tests;`.
-    file == "decide.rs" || file != "tests.rs" && parts.any(|directory| directory == "decide")
+    parts.next() == Some("decide.rs") || parts.any(|directory| directory == "decide")
 }
 
-fn impurity(path: &CodePath<'_>) -> Option<String> {
+fn impurity(path: &CodePath) -> Option<String> {
     let segments = &path.segments;
     let root = segments.first()?;
-    if ROOTS.contains(root) {
-        return Some((*root).to_owned());
+    if CRATES.contains(&root.as_str()) {
+        return Some(root.clone());
     }
-    if let Some(pair) = segments.windows(2).find(|pair| PAIRS.contains(&(pair[0], pair[1]))) {
+    if let Some(pair) = segments.windows(2).find(|pair| PAIRS.contains(&(&pair[0], &pair[1]))) {
         return Some(pair.join("::"));
     }
-    let reached = segments.iter().find(|segment| KUBE.contains(segment))?;
-    (*root == "kube").then(|| format!("kube::{reached}"))
+    let client = segments.iter().find(|segment| KUBE_CLIENTS.contains(&segment.as_str()))?;
+    (root == "kube").then(|| format!("kube::{client}"))
 }
 
 fn impure(path: &str, line: usize, what: &str) -> Violation {
@@ -69,20 +66,28 @@ fn impure(path: &str, line: usize, what: &str) -> Violation {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::tidy::tests::check_sources;
 
     const DECIDE: &str = "crates/controllers/src/bind/decide.rs";
 
     fn found(path: &str, text: &str) -> usize {
-        check(path, &Source::read(text)).len()
+        let text = format!("//! File.\n{text}\n");
+        let owner = path.rsplit_once("decide/").map_or("crates/node/src/", |(dir, _)| dir);
+        let parent = format!("{owner}decide/mod.rs");
+        let mut files = vec![(path, text.as_str())];
+        if path.ends_with("decide/tests.rs") {
+            files.push(("crates/node/src/lib.rs", "//! Node.\nmod decide;\n"));
+            files.push((&parent, "//! Pure.\n#[cfg(test)]\nmod tests;\n"));
+        }
+        check_sources(&files).len()
     }
 
     #[test]
-    fn a_decision_reaches_for_nothing() {
+    fn a_decision_has_no_effects_and_no_hidden_inputs() {
         for (case, text) in [
             ("async", "async fn decide() {}"),
             ("tokio, imported", "use tokio::time::Duration;"),
-            ("tokio, in place", "fn f() { tokio::spawn(x) }"),
+            ("tokio, in place", "fn f() { tokio::spawn(x); }"),
             ("a client", "use kube::Client;"),
             ("an api, by its long name", "use kube::api::Api;"),
             ("a client in a tree", "use kube::{Client, ResourceExt};"),
@@ -94,6 +99,7 @@ mod tests {
             ("files", "use std::fs::{self};"),
             ("files in a tree", "use std::{collections::BTreeMap, fs};"),
             ("environment", "fn f() { std::env::var(\"X\"); }"),
+            ("in a macro", "fn f() { assert!(std::env::var(\"X\").is_ok()) }"),
             ("processes", "use std::process::Command;"),
         ] {
             assert_eq!(found(DECIDE, text), 1, "{case}");
@@ -101,10 +107,10 @@ mod tests {
     }
 
     #[test]
-    fn a_decision_may_use_data_and_words() {
+    fn a_decision_may_use_plain_data() {
         for (case, text) in [
             ("durations and times as data", "use std::time::Duration; use jiff::Timestamp;"),
-            ("a field called now", "fn f(seen: &Seen) { seen.now }"),
+            ("a field called now", "fn f(claim: &Claim) { claim.now; }"),
             ("plain types of kube", "use kube::ResourceExt;"),
             ("a comment", "// Instant::now() is for the caller\nfn f() {}"),
             ("a string", "const WHY: &str = \"std::fs\";"),
@@ -116,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn only_decisions_are_judged() {
+    fn only_decisions_are_checked() {
         for (path, want) in [
             ("crates/node/src/decide/stage.rs", 1),
             ("crates/node/src/decide/mod.rs", 1),

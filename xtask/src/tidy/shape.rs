@@ -1,27 +1,27 @@
-//! What a file looks like from outside: its size, its opening words, and whether it may hold unsafe code.
+//! A file's size, its opening comment, and whether it may contain unsafe code.
 
-use super::Violation;
-use super::source::Source;
+use super::{SourceFile, Violation};
 
-const MOST_LINES: usize = 600;
-const MOST_LINES_OF_MAIN: usize = 30;
-const UNSAFE_HOME: &str = "crates/host/";
+const MAX_LINES: usize = 600;
+const MAX_LINES_OF_MAIN: usize = 30;
+const UNSAFE_CRATE: &str = "crates/host/";
 
-pub(super) fn check(path: &str, text: &str, source: &Source) -> Vec<Violation> {
+pub(super) fn check(file: &SourceFile<'_>) -> Vec<Violation> {
+    let SourceFile { path, text, source, .. } = file;
     let lines = text.lines().count();
     let mut violations = Vec::new();
-    if lines > MOST_LINES {
-        let message = format!("{lines} lines: over {MOST_LINES} means that two things live here");
-        violations.push(Violation::new(path, MOST_LINES + 1, message));
+    if lines > MAX_LINES {
+        let message = format!("{lines} lines: over {MAX_LINES} means that two things live here");
+        violations.push(Violation::new(path, MAX_LINES + 1, message));
     }
-    if path.ends_with("/main.rs") && lines > MOST_LINES_OF_MAIN {
-        let message = format!("main.rs has {lines} lines: over {MOST_LINES_OF_MAIN} means that it does work itself");
-        violations.push(Violation::new(path, MOST_LINES_OF_MAIN + 1, message));
+    if path.ends_with("/main.rs") && lines > MAX_LINES_OF_MAIN {
+        let message = format!("main.rs has {lines} lines: over {MAX_LINES_OF_MAIN} means that it does work itself");
+        violations.push(Violation::new(path, MAX_LINES_OF_MAIN + 1, message));
     }
     if !text.starts_with("//!") {
         violations.push(Violation::new(path, 1, "opens without `//!`: say what this file owns"));
     }
-    if !path.starts_with(UNSAFE_HOME) {
+    if !path.starts_with(UNSAFE_CRATE) {
         for token in source.tokens.iter().filter(|token| token.text == "unsafe") {
             violations.push(Violation::new(path, token.line, "unsafe code outside crates/host"));
         }
@@ -32,9 +32,12 @@ pub(super) fn check(path: &str, text: &str, source: &Source) -> Vec<Violation> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tidy::source::Source;
 
     fn lines_found(path: &str, text: &str) -> Vec<usize> {
-        check(path, text, &Source::read(text)).iter().map(|violation| violation.line).collect()
+        let source = Source::parse(text).unwrap();
+        let file = SourceFile { path: path.to_owned(), text, source, location: None };
+        check(&file).iter().map(|violation| violation.line).collect()
     }
 
     fn file_of(lines: usize) -> String {
@@ -54,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn every_file_opens_with_what_it_owns() {
+    fn every_file_opens_with_a_comment_on_what_it_owns() {
         for (case, text, want) in [
             ("opened", "//! Owns x.\n", vec![]),
             ("a plain comment", "// Owns x.\n", vec![1]),
@@ -66,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn unsafe_code_lives_in_host() {
+    fn unsafe_code_is_in_host_only() {
         let block = "//! X.\nfn f() { unsafe { g() } }\n";
         for (case, path, text, want) in [
             ("a block elsewhere", "crates/node/src/lib.rs", block, vec![2]),

@@ -1,39 +1,39 @@
-//! Shows each phase and how long it took, as it happens.
+//! Prints each phase of the demo and how long it takes, while it runs.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
-use crate::cli::say;
+use crate::console::print;
 
-pub(super) struct Phases {
-    begun: Instant,
+pub(super) struct PhaseReport {
+    started: Instant,
 }
 
-impl Phases {
-    pub(super) fn new() -> Self {
-        Self { begun: Instant::now() }
+impl PhaseReport {
+    pub(super) fn start() -> Self {
+        Self { started: Instant::now() }
     }
 
-    /// Runs one phase. A phase that fails is named in the error.
+    /// Runs one phase and prints its duration. The error of a failed phase names the phase.
     pub(super) async fn phase<T>(&self, name: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
-        // The line shows what is being waited for while it is.
-        say(&format!("  {name:<44}"));
-        let begun = Instant::now();
+        // Printed first, so that a user sees which phase is running.
+        print(&format!("  {name:<44}"));
+        let started = Instant::now();
         let result = work.await;
         match &result {
-            Ok(_) => say(&format!("{:>12}\n", shown(begun.elapsed()))),
-            Err(_) => say(&format!("{:>12}\n", "failed")),
+            Ok(_) => print(&format!("{:>12}\n", milliseconds(started.elapsed()))),
+            Err(_) => print(&format!("{:>12}\n", "failed")),
         }
         result.with_context(|| format!("phase failed: {name}"))
     }
 
     pub(super) fn finish(&self) {
-        say(&format!("\nAll of it held, in {}.\n", shown(self.begun.elapsed())));
+        print(&format!("\nAll of it held, in {}.\n", milliseconds(self.started.elapsed())));
     }
 }
 
-fn shown(time: Duration) -> String {
+fn milliseconds(time: Duration) -> String {
     format!("{:.1} ms", time.as_secs_f64() * 1000.0)
 }

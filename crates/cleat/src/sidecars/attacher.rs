@@ -6,33 +6,33 @@ use clap::Args;
 use cleat_runtime::Backoff;
 use cleat_sidecars::publish::Options;
 
-use super::flags::{Common, duration};
+use super::flags::{CommonArgs, duration};
 
-const DEADLINE: Duration = Duration::from_secs(15);
-const WORKERS: u16 = 10;
+const DEFAULT_CALL_TIMEOUT: Duration = Duration::from_secs(15);
+const DEFAULT_CONCURRENT_CALLS: u16 = 10;
 
 #[derive(Args, Clone, Debug)]
 pub(super) struct AttacherArgs {
-    /// How often the driver's list of published volumes is compared with the attachments.
+    /// Interval at which the driver's list of published volumes is compared with the VolumeAttachments.
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "1m")]
     reconcile_sync: Duration,
-    /// How many volumes to ask the driver for at a time; 0 leaves it to the driver.
+    /// Maximum number of volumes per ListVolumes call; 0 for the driver's own limit.
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(0..))]
     max_entries: i32,
-    /// Accepted for compatibility. Cleat logs no messages, only that they were sent.
+    /// Accepted for compatibility and ignored: Cleat does not log the content of gRPC messages.
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     max_grpc_log_length: Option<i32>,
 }
 
 impl AttacherArgs {
-    /// The default file system is a flag of two sidecars: who has it, passes it on.
-    pub(super) fn options(&self, common: &Common, default_fs_type: &str) -> Options {
+    /// `default_fs_type` is a parameter because `cleat sidecars` has the flag once, among the provisioner's.
+    pub(super) fn options(&self, common: &CommonArgs, default_fs_type: &str) -> Options {
         Options {
-            calls: common.worker_threads.unwrap_or(WORKERS).into(),
-            deadline: common.timeout.unwrap_or(DEADLINE),
+            calls: common.worker_threads.unwrap_or(DEFAULT_CONCURRENT_CALLS).into(),
+            deadline: common.timeout.unwrap_or(DEFAULT_CALL_TIMEOUT),
             retry: Backoff::new(common.retry_interval_start, common.retry_interval_max),
             default_fs_type: default_fs_type.to_owned(),
-            // A pause of nothing would be no pause.
+            // An interval of zero would be a busy loop.
             verify_every: self.reconcile_sync.max(Duration::from_millis(1)),
             page: self.max_entries,
         }

@@ -1,4 +1,4 @@
-//! What a sidecar tells over HTTP: its metrics, and whether it still may lead.
+//! A sidecar's HTTP endpoint: metrics, and the health of its leader election.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const METRICS_CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 pub(super) async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     let listener = TcpListener::bind(address).await?;
@@ -21,7 +21,7 @@ pub(super) async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> 
     Ok(listener)
 }
 
-/// Runs until `stop`.
+/// Serves metrics at `path` and health at `/healthz/leader-election` until `stop`.
 pub(super) async fn serve(listener: TcpListener, path: String, healthy: Arc<AtomicBool>, stop: CancellationToken) {
     let mut registry = Registry::default();
     cleat_csi::metrics::register(&mut registry);
@@ -32,7 +32,7 @@ pub(super) async fn serve(listener: TcpListener, path: String, healthy: Arc<Atom
         async move {
             let mut out = String::new();
             match text::encode(&mut out, &registry) {
-                Ok(()) => (StatusCode::OK, [(header::CONTENT_TYPE, MEDIA_TYPE)], out),
+                Ok(()) => (StatusCode::OK, [(header::CONTENT_TYPE, METRICS_CONTENT_TYPE)], out),
                 Err(error) => {
                     (StatusCode::INTERNAL_SERVER_ERROR, [(header::CONTENT_TYPE, "text/plain")], error.to_string())
                 }
@@ -50,8 +50,8 @@ pub(super) async fn serve(listener: TcpListener, path: String, healthy: Arc<Atom
     };
     let path = if path.starts_with('/') { path } else { format!("/{path}") };
     let router = Router::new().route(&path, get(metrics)).route("/healthz/leader-election", get(health));
-    let served = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await;
-    if let Err(failure) = served {
-        error!(%failure, "metrics are no longer served");
+    let result = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await;
+    if let Err(failure) = result {
+        error!(%failure, "serving metrics failed");
     }
 }

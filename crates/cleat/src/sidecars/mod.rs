@@ -1,8 +1,7 @@
-//! Sidecars as processes of their own, beside any driver and against any API server: `cleat csi-provisioner` and
-//! `cleat csi-attacher` take the places of external-provisioner and external-attacher, flags and all, and `cleat sidecars`
-//! does the work of several in one process.
+//! Sidecars as separate processes, for any CSI driver and any API server: `cleat csi-provisioner` and `cleat csi-attacher`
+//! replace external-provisioner and external-attacher and accept their flags; `cleat sidecars` runs both in one process.
 //!
-//! Each stage runs for the lease that its counterpart runs for, so that the two never work at the same time.
+//! Leader election uses the same lease as the replaced sidecar, so that the two never work at the same time.
 
 mod attacher;
 mod endpoint;
@@ -18,7 +17,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 use cleat_api::Key;
 use cleat_csi::Endpoint;
-use cleat_runtime::lease::{Election, LeadershipEnd, LeaseTiming};
+use cleat_runtime::lease::{Election, Ended, Timing};
 use cleat_runtime::{Caches, SystemClock};
 use cleat_sidecars::{Context, Driver, capacity, provision, publish};
 use kube::Client;
@@ -27,16 +26,16 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-use crate::up::signals;
+use crate::signals;
 use attacher::AttacherArgs;
-use flags::Common;
+use flags::CommonArgs;
 use provisioner::ProvisionerArgs;
 
 /// `cleat csi-provisioner`
 #[derive(Args, Debug)]
 pub struct ProvisionerCommand {
     #[command(flatten)]
-    common: Common,
+    common: CommonArgs,
     #[command(flatten)]
     provisioner: ProvisionerArgs,
 }
@@ -45,10 +44,10 @@ pub struct ProvisionerCommand {
 #[derive(Args, Debug)]
 pub struct AttacherCommand {
     #[command(flatten)]
-    common: Common,
+    common: CommonArgs,
     #[command(flatten)]
     attacher: AttacherArgs,
-    /// The file system type, where a volume gives none.
+    /// File system type of volumes that do not specify one.
     #[arg(long, value_name = "TYPE", default_value = "")]
     default_fstype: String,
 }
@@ -56,11 +55,11 @@ pub struct AttacherCommand {
 /// `cleat sidecars`
 #[derive(Args, Debug)]
 pub struct SidecarsCommand {
-    /// Whose work to do.
+    /// Sidecars to run.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',', required = true)]
     controllers: Vec<Controller>,
     #[command(flatten)]
-    common: Common,
+    common: CommonArgs,
     #[command(flatten)]
     provisioner: ProvisionerArgs,
     #[command(flatten)]
@@ -73,22 +72,22 @@ enum Controller {
     Attacher,
 }
 
-/// One sidecar's work, ready to be done.
-enum Stage {
+/// One sidecar with its options.
+enum Sidecar {
     Provisioner(provision::Options, Box<ProvisionerArgs>),
     Attacher(publish::Options),
 }
 
-impl Stage {
-    /// The lease that the Go sidecar of the same work runs for.
-    fn lease(&self, driver: &str) -> String {
+impl Sidecar {
+    /// The name of the lease that the replaced sidecar uses.
+    fn lease_name(&self, driver: &str) -> String {
         match self {
             Self::Provisioner(..) => driver.replace('/', "-"),
             Self::Attacher(_) => format!("external-attacher-leader-{}", driver.replace('/', "-")),
         }
     }
 
-    async fn run(self, common: Common, context: Context, driver: Driver, stop: CancellationToken) {
+    async fn run(self, common: CommonArgs, context: Context, driver: Driver, stop: CancellationToken) {
         match self {
             Self::Provisioner(options, args) => {
                 let publish = async {
@@ -97,7 +96,7 @@ impl Stage {
                             capacity::run(context.clone(), driver.clone(), options, stop.clone()).await
                         }
                         Ok(None) => {}
-                        Err(failure) => error!("capacity is not published: {failure:#}"),
+                        Err(failure) => error!("publishing capacity failed: {failure:#}"),
                     }
                 };
                 tokio::join!(provision::run(context.clone(), driver.clone(), options, stop.clone()), publish);
@@ -113,8 +112,8 @@ impl ProvisionerCommand {
     }
 
     pub async fn run(self) -> Result<()> {
-        let stages = vec![Stage::Provisioner(self.provisioner.options(&self.common)?, Box::new(self.provisioner))];
-        run(self.common, stages).await
+        let sidecars = vec![Sidecar::Provisioner(self.provisioner.options(&self.common)?, Box::new(self.provisioner))];
+        run(self.common, sidecars).await
     }
 }
 
@@ -124,8 +123,8 @@ impl AttacherCommand {
     }
 
     pub async fn run(self) -> Result<()> {
-        let stages = vec![Stage::Attacher(self.attacher.options(&self.common, &self.default_fstype))];
-        run(self.common, stages).await
+        let sidecars = vec![Sidecar::Attacher(self.attacher.options(&self.common, &self.default_fstype))];
+        run(self.common, sidecars).await
     }
 }
 
@@ -135,20 +134,20 @@ impl SidecarsCommand {
     }
 
     pub async fn run(self) -> Result<()> {
-        let stage = |controller: &Controller| match controller {
+        let sidecar = |controller: &Controller| match controller {
             Controller::Provisioner => {
-                Ok(Stage::Provisioner(self.provisioner.options(&self.common)?, Box::new(self.provisioner.clone())))
+                Ok(Sidecar::Provisioner(self.provisioner.options(&self.common)?, Box::new(self.provisioner.clone())))
             }
             Controller::Attacher => {
-                Ok(Stage::Attacher(self.attacher.options(&self.common, self.provisioner.default_fs_type())))
+                Ok(Sidecar::Attacher(self.attacher.options(&self.common, self.provisioner.default_fs_type())))
             }
         };
-        let stages = self.controllers.iter().map(stage).collect::<Result<Vec<_>>>()?;
-        run(self.common, stages).await
+        let sidecars = self.controllers.iter().map(sidecar).collect::<Result<Vec<_>>>()?;
+        run(self.common, sidecars).await
     }
 }
 
-fn log_level(common: &Common) -> &'static str {
+fn log_level(common: &CommonArgs) -> &'static str {
     match common.verbosity {
         0..=3 => "info",
         4 => "debug",
@@ -156,9 +155,9 @@ fn log_level(common: &Common) -> &'static str {
     }
 }
 
-async fn run(common: Common, stages: Vec<Stage>) -> Result<()> {
+async fn run(common: CommonArgs, sidecars: Vec<Sidecar>) -> Result<()> {
     let stop = CancellationToken::new();
-    signals::cancel_on_end(stop.clone())?;
+    signals::cancel_on_termination(stop.clone())?;
     let csi = Endpoint::parse(&common.csi_address).context("--csi-address")?;
     let client = connect(common.kubeconfig.as_deref(), common.master.as_deref()).await?;
     let mut tasks = JoinSet::new();
@@ -174,26 +173,27 @@ async fn run(common: Common, stages: Vec<Stage>) -> Result<()> {
         client: client.clone().into(),
         clock: Arc::new(SystemClock),
     };
-    let mut working = JoinSet::new();
-    for stage in stages {
-        let lease = Key::namespaced(lease_namespace(&common, &client), stage.lease(&driver.name));
+    let mut running = JoinSet::new();
+    for sidecar in sidecars {
+        let lease = Key::namespaced(lease_namespace(&common, &client), sidecar.lease_name(&driver.name));
         let (context, driver, stop) = (context.clone(), driver.clone(), stop.clone());
         let common = common.clone();
         if !common.leader_election {
-            working.spawn(async move {
-                stage.run(common, context, driver, stop).await;
+            running.spawn(async move {
+                sidecar.run(common, context, driver, stop).await;
                 LeadershipEnd::Stopped
             });
             continue;
         }
         let election = election(&common, client.clone(), lease);
-        let work = |stop| stage.run(common, context, driver, stop);
-        working.spawn(async move { election.lead(stop, work).await });
+        let work = |stop| sidecar.run(common, context, driver, stop);
+        running.spawn(async move { election.lead(stop, work).await });
     }
     let mut lost = false;
-    while let Some(ended) = working.join_next().await {
+    while let Some(ended) = running.join_next().await {
         lost |= !matches!(ended, Ok(LeadershipEnd::Stopped));
-        // Who has lost a lease starts anew, with all the others: half a process would look like a whole one.
+        // If one sidecar loses its lease, all stop and the process exits to be restarted: a process that runs only some of its
+        // sidecars would look healthy.
         healthy.store(!lost, Ordering::Relaxed);
         stop.cancel();
     }
@@ -204,6 +204,7 @@ async fn run(common: Common, stages: Vec<Stage>) -> Result<()> {
     Ok(())
 }
 
+/// Connects to the API server of the kubeconfig, or to that of the pod that this process runs in.
 async fn connect(kubeconfig: Option<&Path>, master: Option<&str>) -> Result<Client> {
     let mut config = match kubeconfig {
         Some(file) => {
@@ -220,11 +221,11 @@ async fn connect(kubeconfig: Option<&Path>, master: Option<&str>) -> Result<Clie
     Client::try_from(config).context("connecting to the API server")
 }
 
-fn lease_namespace(common: &Common, client: &Client) -> String {
+fn lease_namespace(common: &CommonArgs, client: &Client) -> String {
     common.leader_election_namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned())
 }
 
-fn election(common: &Common, client: Client, lease: Key) -> Election {
+fn election(common: &CommonArgs, client: Client, lease: Key) -> Election {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     Election {
         client,
@@ -232,10 +233,10 @@ fn election(common: &Common, client: Client, lease: Key) -> Election {
         lease,
         labels: common.leader_election_labels.as_ref().clone(),
         identity: format!("{host}-{}", std::process::id()),
-        timing: LeaseTiming {
-            lease_duration: common.leader_election_lease_duration,
-            renew_deadline: common.leader_election_renew_deadline,
-            retry_period: common.leader_election_retry_period,
+        timing: Timing {
+            lease: common.leader_election_lease_duration,
+            renew: common.leader_election_renew_deadline,
+            retry: common.leader_election_retry_period,
         },
     }
 }

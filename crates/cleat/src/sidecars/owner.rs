@@ -1,4 +1,4 @@
-//! Who owns what a sidecar makes: the pod it runs in, or whoever owns that pod.
+//! The owner of the objects that a sidecar creates: the pod it runs in, or a controller above that pod.
 
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -6,14 +6,15 @@ use kube::api::{Api, ApiResource, DynamicObject};
 use kube::core::GroupVersionKind;
 use kube::{Client, ResourceExt as _};
 
-/// Walks `level` steps up from the pod: 0 is the pod itself, 1 its replica set or daemon set, 2 what owns that.
-pub(super) async fn of_pod(client: &Client, namespace: &str, pod: &str, level: i32) -> Result<OwnerReference> {
+/// Follows controller references `level` steps up from the pod: 0 is the pod itself, 1 its ReplicaSet or DaemonSet, 2 the
+/// owner of that. Fails if an object on the path does not exist or has no controller.
+pub(super) async fn owner_of_pod(client: &Client, namespace: &str, pod: &str, level: i32) -> Result<OwnerReference> {
     let mut name = pod.to_owned();
     let mut kind = GroupVersionKind::gvk("", "v1", "Pod");
     for step in 0.. {
         let resource = ApiResource::from_gvk(&kind);
         let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
-        let object = api.get(&name).await.with_context(|| format!("looking for the owner, {} {name}", kind.kind))?;
+        let object = api.get(&name).await.with_context(|| format!("reading the owner, {} {name}", kind.kind))?;
         if step == level {
             return Ok(OwnerReference {
                 api_version: kind.api_version(),

@@ -11,87 +11,88 @@ use cleat_sidecars::provision::decide::Choices;
 use cleat_sidecars::provision::{LocalOptions, Options};
 use kube::Client;
 
-use super::flags::{Common, duration};
-use super::owner;
+use super::flags::{CommonArgs, duration};
+use super::owner::owner_of_pod;
 
-const DEADLINE: Duration = Duration::from_secs(10);
-const WORKERS: u16 = 100;
+const DEFAULT_CALL_TIMEOUT: Duration = Duration::from_secs(10);
+const DEFAULT_CONCURRENT_CALLS: u16 = 100;
 
 #[derive(Args, Clone, Debug)]
 pub(super) struct ProvisionerArgs {
-    /// How the names of volumes begin.
+    /// Prefix of the names of volumes.
     #[arg(long, value_name = "PREFIX", default_value = "pvc")]
     volume_name_prefix: String,
-    /// How many characters of the claim's uid a volume's name has, without dashes; -1 for all of it, as it is.
+    /// Number of characters of the claim's uid in a volume's name, without dashes; -1 for the whole uid with dashes.
     #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
     volume_name_uuid_length: i32,
-    /// The file system type, where a class gives none.
+    /// File system type of volumes whose StorageClass does not specify one.
     #[arg(long, value_name = "TYPE", default_value = "")]
     default_fstype: String,
-    /// Tell the driver the names of claim and volume.
+    /// Pass the names of the claim and the volume to CreateVolume.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
     extra_create_metadata: bool,
-    /// Ask for volumes in the chosen node's own topology only.
+    /// Request volumes in the topology of the selected node only.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
     strict_topology: bool,
-    /// Tell the driver of all topologies where no node was chosen.
+    /// Pass the topologies of all nodes to CreateVolume if no node was selected.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     immediate_topology: bool,
-    /// Record volumes that are only read as read-only.
+    /// Mark volumes that are only accessed for reading as read-only.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
     controller_publish_readonly: bool,
-    /// Refuse to restore a snapshot as a volume of another mode.
+    /// Refuse to restore a snapshot as a volume with another volume mode.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     prevent_volume_mode_conversion: bool,
-    /// Publish how much room the driver has, for the scheduler.
+    /// Publish the driver's free capacity as CSIStorageCapacity objects, for the scheduler.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
     enable_capacity: bool,
-    /// For classes that do not wait for a consumer, too.
+    /// Publish capacity also for StorageClasses with immediate binding.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
     capacity_for_immediate_binding: bool,
-    /// How often the driver is asked again, though no volume came or went.
+    /// Interval at which the driver's capacity is read although no volume was created or deleted.
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "1m")]
     capacity_poll_interval: Duration,
-    /// Who owns what is published, counted from the pod in $POD_NAME: 0 is the pod, 1 its owner; -1 for nobody.
+    /// Owner of the CSIStorageCapacity objects: 0 is the pod in $POD_NAME, 1 its owner, and so on; -1 for no owner.
     #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
     capacity_ownerref_level: i32,
-    /// Serve the node in $NODE_NAME only; a provisioner like this one runs on every node, beside its driver.
+    /// Serve the node in $NODE_NAME only. Use this where a provisioner runs on every node, beside its driver.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
     node_deployment: bool,
-    /// With --node-deployment: compete for claims that no node was chosen for.
+    /// With --node-deployment: also provision claims with immediate binding, in competition with the other nodes.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     node_deployment_immediate_binding: bool,
-    /// How long such a claim is left to other nodes at first; each time after, twice as long.
+    /// Delay before this node tries to provision a claim with immediate binding. It doubles with each further try.
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "20s")]
     node_deployment_base_delay: Duration,
+    /// Maximum of that delay.
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "60s")]
     node_deployment_max_delay: Duration,
 }
 
 impl ProvisionerArgs {
-    /// How to publish capacity, if that is asked for.
-    pub(super) async fn capacity(&self, common: &Common, client: &Client) -> Result<Option<capacity::Options>> {
+    /// The options for publishing capacity; `None` without --enable-capacity.
+    pub(super) async fn capacity(&self, common: &CommonArgs, client: &Client) -> Result<Option<capacity::Options>> {
         if !self.enable_capacity {
             return Ok(None);
         }
         let namespace = std::env::var("NAMESPACE").unwrap_or_else(|_| client.default_namespace().to_owned());
         let owner = match std::env::var("POD_NAME") {
             Ok(pod) if self.capacity_ownerref_level >= 0 => {
-                Some(owner::of_pod(client, &namespace, &pod, self.capacity_ownerref_level).await?)
+                Some(owner_of_pod(client, &namespace, &pod, self.capacity_ownerref_level).await?)
             }
             Ok(_) | Err(_) => None,
         };
-        let usual = capacity::Options::new(namespace);
+        let defaults = capacity::Options::new(namespace);
         let name = match self.local(common)? {
-            Some(local) => names::node_label_value(&usual.manager.name, &local.node),
-            None => usual.manager.name.clone(),
+            Some(local) => names::label(&defaults.manager.name, &local.node),
+            None => defaults.manager.name.clone(),
         };
         Ok(Some(capacity::Options {
-            manager: Manager { owner, name, ..usual.manager },
+            manager: Manager { owner, name, ..defaults.manager },
             local: self.node_deployment,
             poll: self.capacity_poll_interval,
             immediate: self.capacity_for_immediate_binding,
-            deadline: common.timeout.unwrap_or(DEADLINE),
+            deadline: common.timeout.unwrap_or(DEFAULT_CALL_TIMEOUT),
         }))
     }
 
@@ -99,7 +100,7 @@ impl ProvisionerArgs {
         &self.default_fstype
     }
 
-    pub(super) fn options(&self, common: &Common) -> Result<Options> {
+    pub(super) fn options(&self, common: &CommonArgs) -> Result<Options> {
         let local = self.local(common)?;
         let choices = Choices {
             volume_name_prefix: self.volume_name_prefix.clone(),
@@ -115,14 +116,14 @@ impl ProvisionerArgs {
         Ok(Options {
             choices,
             retry: Backoff::new(common.retry_interval_start, common.retry_interval_max),
-            at_once: common.worker_threads.unwrap_or(WORKERS).into(),
-            deadline: common.timeout.unwrap_or(DEADLINE),
+            at_once: common.worker_threads.unwrap_or(DEFAULT_CONCURRENT_CALLS).into(),
+            deadline: common.timeout.unwrap_or(DEFAULT_CALL_TIMEOUT),
             local,
         })
     }
 
-    /// The node to serve, if it is to be one only.
-    fn local(&self, common: &Common) -> Result<Option<LocalOptions>> {
+    /// The options of --node-deployment; `None` without it.
+    fn local(&self, common: &CommonArgs) -> Result<Option<LocalOptions>> {
         if !self.node_deployment {
             return Ok(None);
         }

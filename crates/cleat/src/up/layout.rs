@@ -1,7 +1,8 @@
-//! Where things are below the data directory.
+//! Paths in the data directory.
 
 use std::path::{Path, PathBuf};
 
+/// Names the paths of one data directory. Creates nothing.
 #[derive(Clone, Debug)]
 pub struct Layout {
     root: PathBuf,
@@ -21,34 +22,38 @@ impl Layout {
         self.root.join("pool")
     }
 
-    /// FlexVolume drivers, unless they lie elsewhere.
+    /// The default directory of FlexVolume drivers.
     pub fn flex_drivers(&self) -> PathBuf {
         self.root.join("flexvolume")
     }
 
-    /// The marks of FlexVolume drivers' calls under way.
+    /// Lock files of FlexVolume driver calls that are running.
     pub fn flex_calls(&self) -> PathBuf {
         self.root.join("flexvolume-calls")
     }
 
+    /// The socket of the block driver's controller service.
     pub fn controller_socket(&self) -> PathBuf {
         self.root.join("controller.sock")
     }
 
-    /// A node's directory, laid out as the kubelet's.
+    /// A node's root directory, with the layout of the kubelet's.
     pub fn node(&self, name: &str) -> PathBuf {
         self.root.join("nodes").join(name)
     }
 
+    /// The socket of a driver's node service.
     pub fn node_socket(&self, name: &str, driver: &str) -> PathBuf {
         self.node(name).join("plugins").join(driver).join("csi.sock")
     }
 
+    /// The directory in which a node's drivers register.
     pub fn registry(&self, node: &str) -> PathBuf {
         self.node(node).join("plugins_registry")
     }
 }
 
+/// `node-1` to `node-<count>`.
 pub fn node_names(count: u16) -> Vec<String> {
     (1..=count).map(|n| format!("node-{n}")).collect()
 }

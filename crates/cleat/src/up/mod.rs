@@ -1,12 +1,12 @@
-//! The whole stack in one process, the drivers as children.
+//! `cleat up`: the whole stack in one process, with the drivers as child processes.
 //!
-//! Everything but the drivers talks to the API server through its in-process client. Order of starting: server, the
-//! objects it brings along, drivers, then everybody else. Order of stopping: whoever acts, then the drivers, then the
-//! server, so that nobody loses the ground while still working. What is mounted stays mounted.
+//! All components except the drivers use the API server's in-process client. They start in the order API server, default
+//! objects, drivers, all other components. They stop in the order controllers, sidecars and node agents, then the drivers,
+//! then the API server: no component loses a component that it calls while it still works. Mounts stay in place.
 
+mod args;
 pub mod layout;
 pub mod objects;
-pub mod signals;
 pub mod supervise;
 
 use std::net::SocketAddr;
@@ -14,7 +14,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
-use clap::ValueEnum;
 use cleat_apiserver::ApiServer;
 use cleat_controllers::attach;
 use cleat_csi::Endpoint;
@@ -27,40 +26,36 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-use crate::cli::{LOG, UpArgs, say};
-use layout::{Layout, node_names};
-use supervise::{Program, Supervised};
+pub use args::{StackPart, UpArgs};
 
+use crate::logging::LOG_ENV;
+use crate::{console, signals};
+use layout::{Layout, node_names};
+use supervise::{Program, SupervisedChild};
+
+/// How to run a stack.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct StackConfig {
     pub data_dir: PathBuf,
+    /// Number of nodes.
     pub nodes: u16,
     pub listen: SocketAddr,
     pub audit_log: Option<PathBuf>,
     pub encryption_key: Option<PathBuf>,
-    /// Where FlexVolume drivers lie, if not in the data directory.
+    /// The directory of FlexVolume drivers; `None` for the one in the data directory.
     pub flex_drivers: Option<PathBuf>,
-    /// What becomes of volumes on nodes that say nothing any more.
+    /// When volumes are detached from nodes that are not ready.
     pub attach: attach::Policy,
-    /// The `cleat` binary, which is also the driver.
+    /// The `cleat` binary, which is also the driver's program.
     pub program: PathBuf,
-    /// How much the drivers log, where that differs from what the environment says.
+    /// The drivers' log level; `None` for that of this process. The environment variable `CLEAT_LOG` has precedence.
     pub driver_log: Option<&'static str>,
-    /// What is left to programs beside this one.
-    pub without: Vec<Part>,
+    /// Parts of the stack that are not run.
+    pub without: Vec<StackPart>,
 }
 
-/// A part of the stack that can run elsewhere, as a client of its API server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Part {
-    /// csi-provisioner's work for the block driver.
-    Provisioner,
-    /// csi-attacher's work for the block driver.
-    Attacher,
-}
-
-impl Config {
-    /// A stack of its own in a scratch directory: a free port of this machine only, and drivers that report errors only.
+impl StackConfig {
+    /// A temporary stack: listens on a free port of the loopback interface, and its drivers log errors only.
     pub fn scratch(data_dir: impl Into<PathBuf>, nodes: u16, program: impl Into<PathBuf>) -> Self {
         Self {
             data_dir: data_dir.into(),
@@ -77,15 +72,17 @@ impl Config {
     }
 }
 
-/// A running stack.
+/// A running stack. Call [`Stack::stop`]: dropping it ends the tasks without an order.
 pub struct Stack {
     server: Arc<ApiServer>,
     layout: Layout,
-    /// One set of watches for everybody in the process.
+    /// Shared by all components of the process, so that each kind is watched once.
     caches: Caches,
+    /// Controllers, sidecars and node agents.
     acting: JoinSet<()>,
+    /// The API server.
     serving: JoinSet<()>,
-    drivers: Vec<Supervised>,
+    drivers: Vec<SupervisedChild>,
     stop_acting: CancellationToken,
     stop_serving: CancellationToken,
 }
@@ -93,12 +90,12 @@ pub struct Stack {
 pub async fn command(args: UpArgs) -> Result<()> {
     let program = std::env::current_exe().context("finding the cleat binary")?;
     let stop = CancellationToken::new();
-    signals::cancel_on_end(stop.clone())?;
+    signals::cancel_on_termination(stop.clone())?;
     let attach = match args.disable_force_detach_on_timeout {
         true => attach::Policy { force_after: None },
         false => attach::Policy::default(),
     };
-    let config = Config {
+    let config = StackConfig {
         data_dir: args.data_dir,
         nodes: args.nodes,
         listen: args.listen,
@@ -112,14 +109,14 @@ pub async fn command(args: UpArgs) -> Result<()> {
     };
     let stack = Stack::start(config).await?;
     let (address, kubeconfig) = (stack.server.address(), stack.kubeconfig().display());
-    say(&format!("cleat is up at https://{address}\n  export KUBECONFIG={kubeconfig}\n"));
+    console::print(&format!("cleat is up at https://{address}\n  export KUBECONFIG={kubeconfig}\n"));
     stop.cancelled().await;
-    info!("stopping");
+    info!("stopping the stack");
     stack.stop().await;
     Ok(())
 }
 
-/// Mounts and loop devices are the kernel's: without the right to them nothing below can work.
+/// Fails unless the process runs as root, which mounts and loop devices need.
 pub fn require_root() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         bail!("mounts and loop devices need root: run this command as root (sudo)");
@@ -128,15 +125,15 @@ pub fn require_root() -> Result<()> {
 }
 
 impl Stack {
-    pub async fn start(config: Config) -> Result<Self> {
+    pub async fn start(config: StackConfig) -> Result<Self> {
         require_root()?;
         let names = node_names(config.nodes);
         let layout = prepare(&config.data_dir, &names)?;
-        let mut served = cleat_apiserver::Config::new(layout.root(), config.listen);
-        served.audit_log = config.audit_log.clone();
-        served.encryption_key = config.encryption_key.clone();
-        served.more_metrics = vec![cleat_csi::metrics::register, cleat_runtime::metrics::register];
-        let server = ApiServer::open(served)
+        let mut server_config = cleat_apiserver::Config::new(layout.root(), config.listen);
+        server_config.audit_log = config.audit_log.clone();
+        server_config.encryption_key = config.encryption_key.clone();
+        server_config.more_metrics = vec![cleat_csi::metrics::register, cleat_runtime::metrics::register];
+        let server = ApiServer::open(server_config)
             .await
             .with_context(|| format!("opening the API server in {}", layout.root().display()))?;
         let stop_acting = CancellationToken::new();
@@ -158,11 +155,11 @@ impl Stack {
         stack.start_controllers(&config, flex);
         stack.start_sidecars(&config, &names);
         stack.start_nodes(&names);
-        info!(data = %stack.layout.root().display(), nodes = names.len(), "up");
+        info!(data = %stack.layout.root().display(), nodes = names.len(), "stack started");
         Ok(stack)
     }
 
-    /// A client with every right, in this process.
+    /// An in-process client with all permissions.
     pub fn client(&self) -> Client {
         self.server.client("system:admin")
     }
@@ -175,20 +172,20 @@ impl Stack {
         &self.layout
     }
 
-    /// Stops everything and waits for it.
+    /// Stops all components in order and waits for each.
     pub async fn stop(mut self) {
         self.stop_acting.cancel();
         while self.acting.join_next().await.is_some() {}
         let drivers = std::mem::take(&mut self.drivers);
-        let ended = tokio::task::spawn_blocking(|| drivers.into_iter().for_each(Supervised::end));
+        let ended = tokio::task::spawn_blocking(|| drivers.into_iter().for_each(SupervisedChild::stop));
         if let Err(failure) = ended.await {
-            error!(%failure, "drivers were not stopped in order");
+            error!(%failure, "stopping the drivers failed");
         }
         self.stop_serving.cancel();
         while self.serving.join_next().await.is_some() {}
     }
 
-    fn start_drivers(&mut self, config: &Config, nodes: &[String]) -> Result<()> {
+    fn start_drivers(&mut self, config: &StackConfig, nodes: &[String]) -> Result<()> {
         let pool = self.layout.pool();
         let mut start = |name: String, socket: PathBuf, node: &str, mode: &str| -> Result<()> {
             let arguments = ["driver", "block", "--with-parent", "--node-id", node, "--mode", mode];
@@ -197,10 +194,10 @@ impl Stack {
             arguments.push(pool.clone().into());
             arguments.push("--endpoint".into());
             arguments.push(socket.into());
-            let log = config.driver_log.filter(|_| std::env::var_os(LOG).is_none());
-            let environment = log.map(|level| (LOG, level.to_owned())).into_iter().collect();
+            let log = config.driver_log.filter(|_| std::env::var_os(LOG_ENV).is_none());
+            let environment = log.map(|level| (LOG_ENV, level.to_owned())).into_iter().collect();
             let program = Program { path: config.program.clone(), arguments, environment };
-            let child = Supervised::start(name.clone(), program);
+            let child = SupervisedChild::start(name.clone(), program);
             self.drivers.push(child.with_context(|| format!("starting {name}"))?);
             Ok(())
         };
@@ -211,8 +208,8 @@ impl Stack {
         Ok(())
     }
 
-    /// The drivers themselves run only while they are called.
-    fn start_flex_drivers(&mut self, config: &Config) -> Drivers {
+    /// Starts the discovery of FlexVolume drivers and their attacher. A driver is a program that runs only during a call.
+    fn start_flex_drivers(&mut self, config: &StackConfig) -> Drivers {
         use cleat_sidecars::{Context, callout};
         let directory = config.flex_drivers.clone().unwrap_or_else(|| self.layout.flex_drivers());
         let drivers = Drivers::new(cleat_flex::Config::new(directory, self.layout.flex_calls()));
@@ -227,7 +224,7 @@ impl Stack {
         drivers
     }
 
-    fn start_controllers(&mut self, config: &Config, flex: Drivers) {
+    fn start_controllers(&mut self, config: &StackConfig, flex: Drivers) {
         use cleat_controllers::{Context, bind, collect, ephemeral, lifecycle, protect, schedule};
         let context = |user: &str| Context {
             client: component(&self.server, user),
@@ -235,7 +232,7 @@ impl Stack {
             clock: Arc::new(SystemClock),
         };
         let stop = || self.stop_acting.clone();
-        let provisioned = !config.without.contains(&Part::Provisioner);
+        let provisioned = !config.without.contains(&StackPart::Provisioner);
         let holding_provisioners = provisioned.then(|| block::NAME.to_owned()).into_iter().collect();
         let binder = bind::Options { holding_provisioners };
         self.acting.spawn(bind::run(context("system:cleat:binder"), binder, stop()));
@@ -247,7 +244,7 @@ impl Stack {
         self.acting.spawn(attach::run(context("system:cleat:attach-detach"), config.attach, flex, stop()));
     }
 
-    fn start_sidecars(&mut self, config: &Config, nodes: &[String]) {
+    fn start_sidecars(&mut self, config: &StackConfig, nodes: &[String]) {
         use cleat_sidecars::{Context, Driver, capacity, provision, publish, register};
         let context = |user: &str| Context {
             client: component(&self.server, user),
@@ -260,12 +257,12 @@ impl Stack {
         self.acting.spawn(async move {
             let Some(driver) = Driver::connect(client, &stop).await else { return };
             let mut running = JoinSet::new();
-            if !without.contains(&Part::Provisioner) {
+            if !without.contains(&StackPart::Provisioner) {
                 let publish = capacity::Options::new("kube-system");
                 running.spawn(capacity::run(provisioner.clone(), driver.clone(), publish, stop.clone()));
                 running.spawn(provision::run(provisioner, driver.clone(), provision::Options::default(), stop.clone()));
             }
-            if !without.contains(&Part::Attacher) {
+            if !without.contains(&StackPart::Attacher) {
                 running.spawn(publish::run(attacher, driver, publish::Options::default(), stop));
             }
             running.join_all().await;
@@ -278,7 +275,7 @@ impl Stack {
             let stop = self.stop_acting.clone();
             self.acting.spawn(async move {
                 if let Err(failure) = register::run(announcement, stop).await {
-                    error!(%failure, "the driver cannot be announced to its node");
+                    error!(%failure, "registering the driver with its node failed");
                 }
             });
         }
@@ -293,19 +290,19 @@ impl Stack {
             let node = name.clone();
             self.acting.spawn(async move {
                 if let Err(failure) = agent.run(stop).await {
-                    error!(node, %failure, "the node agent gave up");
+                    error!(node, %failure, "node agent failed");
                 }
             });
         }
     }
 }
 
-/// The way of a component of this process to the server.
+/// The client of a component, authenticated as `user`. Calls do not leave the process.
 fn component(server: &ApiServer, user: &str) -> cleat_runtime::Client {
     cleat_runtime::Client::in_process(server.component(user), server.direct(user))
 }
 
-/// Makes the directories that must be there before anything starts.
+/// Creates the directories that drivers and node agents expect.
 fn prepare(data_dir: &Path, nodes: &[String]) -> Result<Layout> {
     std::fs::create_dir_all(data_dir).with_context(|| format!("creating {}", data_dir.display()))?;
     let root = data_dir.canonicalize().with_context(|| format!("resolving {}", data_dir.display()))?;

@@ -1,4 +1,4 @@
-//! The objects that `cleat up` brings along: its driver, a default class, and one that waits for the pod.
+//! The objects that `cleat up` creates: the CSIDriver, the default StorageClass, and one that binds when a pod uses the claim.
 
 use anyhow::{Context as _, Result};
 use cleat_api::claim::WAIT_FOR_FIRST_CONSUMER;
@@ -9,11 +9,12 @@ use k8s_openapi::api::storage::v1::{CSIDriver, CSIDriverSpec, StorageClass};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
 
+/// The default StorageClass. Its volumes are created immediately.
 pub const CLASS: &str = "cleat-block";
-/// Its volumes are made when a pod that uses them has found its node.
+/// The StorageClass whose volumes are created when a pod that uses the claim has been scheduled.
 pub const WAIT_CLASS: &str = "cleat-block-wait";
 
-/// Creates what is missing. What is there stays as its owner left it.
+/// Creates the objects that do not exist. Existing objects are not changed, so that a user can edit them.
 pub async fn ensure(client: &Client) -> Result<()> {
     let driver = CSIDriver {
         metadata: ObjectMeta { name: Some(block::NAME.to_owned()), ..ObjectMeta::default() },
@@ -28,12 +29,13 @@ pub async fn ensure(client: &Client) -> Result<()> {
     let mut default = class(CLASS);
     default.metadata.annotations = Some([(annotation::DEFAULT_CLASS.to_owned(), "true".to_owned())].into());
     let waiting = StorageClass { volume_binding_mode: Some(WAIT_FOR_FIRST_CONSUMER.to_owned()), ..class(WAIT_CLASS) };
-    made(write::create(client, &driver).await).context("creating the CSIDriver")?;
-    made(write::create(client, &default).await).context("creating the default StorageClass")?;
-    made(write::create(client, &waiting).await).context("creating the waiting StorageClass")
+    ignore_existing(write::create(client, &driver).await).context("creating the CSIDriver")?;
+    ignore_existing(write::create(client, &default).await).context("creating the default StorageClass")?;
+    ignore_existing(write::create(client, &waiting).await).context("creating the WaitForFirstConsumer StorageClass")
 }
 
-fn made<K>(result: Result<K, write::WriteError>) -> Result<(), write::WriteError> {
+/// Turns "already exists" into success.
+fn ignore_existing<K>(result: Result<K, write::WriteError>) -> Result<(), write::WriteError> {
     match result {
         Err(error) if !error.already_exists() => Err(error),
         Ok(_) | Err(_) => Ok(()),

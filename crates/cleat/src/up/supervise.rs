@@ -1,4 +1,4 @@
-//! A driver as a supervised child: started, started again when it dies, ended with us.
+//! A driver as a supervised child process: restarted with a growing delay when it exits, stopped when the stack stops.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -12,67 +12,72 @@ use parking_lot::{Condvar, Mutex};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tracing::{info, warn};
 
-/// Tells the child who started it, so that it notices when that is no longer its parent.
-pub const PARENT: &str = "CLEAT_PARENT";
+/// The environment variable with the process id of the supervisor. The child compares it with its parent's, and so
+/// notices that the supervisor died before the child could ask to be killed with it.
+pub const PARENT_PID_ENV: &str = "CLEAT_PARENT";
 
-const PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// A child that ran this long did start; the next pause is a short one again.
-const STARTED: Duration = Duration::from_secs(10);
-/// How long a child may take to finish its calls after SIGTERM.
-const GRACE: Duration = Duration::from_secs(10);
+/// The delay before the first restart. It doubles with each, up to [`MAX_RESTART_DELAY`].
+const INITIAL_RESTART_DELAY: Duration = Duration::from_millis(100);
+const MAX_RESTART_DELAY: Duration = Duration::from_secs(10);
+/// A child that ran for longer than this resets the restart delay.
+const STABLE_RUN_TIME: Duration = Duration::from_secs(10);
+/// How long a child may take to finish its calls after SIGTERM before it gets SIGKILL.
+const TERMINATION_GRACE_PERIOD: Duration = Duration::from_secs(10);
 
-/// What to run.
+/// The program that a child runs.
 #[derive(Clone, Debug)]
 pub struct Program {
     pub path: PathBuf,
     pub arguments: Vec<OsString>,
-    /// Variables it gets besides those of this process.
+    /// Environment variables in addition to those of this process.
     pub environment: Vec<(&'static str, String)>,
 }
 
-/// A running child. Dropping it without [`Supervised::end`] leaves the child to die with this process.
+/// A child process under supervision. If it is dropped without [`SupervisedChild::stop`], the child runs until this process
+/// ends.
 #[derive(Debug)]
-pub struct Supervised {
+pub struct SupervisedChild {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<ChildState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// A handle that never names another process, even after the child is reaped.
+struct ChildState {
+    /// A pidfd: unlike a process id, it never refers to another process after the child is reaped.
     child: Option<OwnedFd>,
-    ending: bool,
-    ended: bool,
+    /// Set by [`SupervisedChild::stop`]: do not restart.
+    stopping: bool,
+    /// Set by the thread when the child has exited and will not be restarted.
+    stopped: bool,
 }
 
-impl Supervised {
-    /// The child is started and awaited on a thread of its own: the kernel ties "dies with its parent" to the thread
-    /// that started it, and the threads of the async runtime come and go.
+impl SupervisedChild {
+    /// Starts a thread that starts the child and waits for it. The kernel sends the parent-death signal when the *thread* that
+    /// started the child ends, so that a thread of the async runtime, which may end at any time, cannot be used.
     pub fn start(name: String, program: Program) -> std::io::Result<Self> {
         let shared = Arc::new(Shared::default());
-        let ours = shared.clone();
+        let thread_shared = shared.clone();
         let thread =
-            std::thread::Builder::new().name(name.clone()).spawn(move || keep_alive(&name, &program, &ours))?;
+            std::thread::Builder::new().name(name.clone()).spawn(move || supervise(&name, &program, &thread_shared))?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Ends the child: SIGTERM, and SIGKILL if it does not finish in time. Blocks until it is gone.
-    pub fn end(mut self) {
+    /// Stops the child with SIGTERM, and with SIGKILL after the grace period. Blocks until it has exited.
+    pub fn stop(mut self) {
         let mut state = self.shared.state.lock();
-        state.ending = true;
-        signal(&state, Signal::TERM);
+        state.stopping = true;
+        send_signal(&state, Signal::TERM);
         self.shared.changed.notify_all();
-        let deadline = Instant::now() + GRACE;
-        while !state.ended {
+        let deadline = Instant::now() + TERMINATION_GRACE_PERIOD;
+        while !state.stopped {
             if self.shared.changed.wait_until(&mut state, deadline).timed_out() {
-                signal(&state, Signal::KILL);
+                send_signal(&state, Signal::KILL);
                 break;
             }
         }
@@ -83,32 +88,32 @@ impl Supervised {
     }
 }
 
-fn signal(state: &State, signal: Signal) {
+fn send_signal(state: &ChildState, signal: Signal) {
     if let Some(child) = &state.child {
-        // It may have ended by itself a moment ago.
+        // Fails if the child has exited in the meantime, which is what the caller wants.
         let _ = pidfd_send_signal(child, signal);
     }
 }
 
-fn keep_alive(name: &str, program: &Program, shared: &Shared) {
-    let mut pause = PAUSE;
-    while !shared.state.lock().ending {
-        let begun = Instant::now();
-        match start(program).and_then(|child| await_end(child, shared)) {
-            Ok(_) if shared.state.lock().ending => break,
-            Ok(status) => warn!(driver = name, %status, "driver ended; it is started again"),
-            Err(error) => warn!(driver = name, program = %program.path.display(), %error, "driver does not start"),
+fn supervise(name: &str, program: &Program, shared: &Shared) {
+    let mut delay = INITIAL_RESTART_DELAY;
+    while !shared.state.lock().stopping {
+        let started = Instant::now();
+        match start(program).and_then(|child| wait_for_exit(child, shared)) {
+            Ok(_) if shared.state.lock().stopping => break,
+            Ok(status) => warn!(driver = name, %status, "driver exited and will be restarted"),
+            Err(error) => warn!(driver = name, program = %program.path.display(), %error, "starting the driver failed"),
         }
-        if begun.elapsed() > STARTED {
-            pause = PAUSE;
+        if started.elapsed() > STABLE_RUN_TIME {
+            delay = INITIAL_RESTART_DELAY;
         }
         let mut state = shared.state.lock();
-        if !state.ending {
-            let _ = shared.changed.wait_for(&mut state, pause);
+        if !state.stopping {
+            let _ = shared.changed.wait_for(&mut state, delay);
         }
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        delay = (delay * 2).min(MAX_RESTART_DELAY);
     }
-    shared.state.lock().ended = true;
+    shared.state.lock().stopped = true;
     shared.changed.notify_all();
     info!(driver = name, "driver stopped");
 }
@@ -117,18 +122,18 @@ fn start(program: &Program) -> std::io::Result<Child> {
     Command::new(&program.path)
         .args(&program.arguments)
         .envs(program.environment.iter().map(|(name, value)| (name, value)))
-        .env(PARENT, std::process::id().to_string())
+        .env(PARENT_PID_ENV, std::process::id().to_string())
         .stdin(Stdio::null())
         .spawn()
 }
 
-fn await_end(mut child: Child, shared: &Shared) -> std::io::Result<ExitStatus> {
+fn wait_for_exit(mut child: Child, shared: &Shared) -> std::io::Result<ExitStatus> {
     let handle = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
     {
         let mut state = shared.state.lock();
         state.child = Some(handle);
-        if state.ending {
-            signal(&state, Signal::TERM);
+        if state.stopping {
+            send_signal(&state, Signal::TERM);
         }
     }
     let status = child.wait();
@@ -145,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_dies_is_started_again_and_ends_when_told() {
+    fn a_child_that_exits_is_restarted_until_it_is_stopped() {
         let dir = tempfile::tempdir().unwrap();
         let (first, second) = (dir.path().join("first"), dir.path().join("second"));
         let script = format!(
@@ -153,18 +158,18 @@ mod tests {
             first.display(),
             second.display()
         );
-        let child = Supervised::start("test".to_owned(), shell(&script)).unwrap();
+        let child = SupervisedChild::start("test".to_owned(), shell(&script)).unwrap();
         let deadline = Instant::now() + Duration::from_secs(20);
         while !second.exists() {
-            assert!(Instant::now() < deadline, "the child was not started again");
+            assert!(Instant::now() < deadline, "the child was not restarted");
             std::thread::yield_now();
         }
-        child.end();
+        child.stop();
     }
 
     #[test]
-    fn ending_does_not_wait_for_a_program_that_cannot_start() {
+    fn stopping_does_not_wait_for_a_program_that_cannot_start() {
         let program = Program { path: "/nonexistent/driver".into(), arguments: Vec::new(), environment: Vec::new() };
-        Supervised::start("test".to_owned(), program).unwrap().end();
+        SupervisedChild::start("test".to_owned(), program).unwrap().stop();
     }
 }

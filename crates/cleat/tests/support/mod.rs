@@ -1,11 +1,11 @@
-//! A machine of its own for each test: a temporary directory and a mount namespace that dies with the test.
+//! An isolated machine for each test: a temporary directory and a mount namespace, both removed when the test ends.
 //!
-//! The stack runs inside the namespace, kept open by a process that does nothing: the stack can be killed and started
-//! again, and what it mounted is still there in between, as on a real machine. Whatever the test does, at its end the
-//! namespace goes with all its mounts, and the loop devices of the directory are detached.
+//! The stack runs inside the namespace, which an idle process keeps open: when the stack is killed and restarted, its mounts
+//! are still there, as on a real machine. At the end of the test, also of a failed one, the namespace ends with all its mounts,
+//! and the loop devices of the directory are detached.
 
-#![allow(dead_code, reason = "each test binary uses its own part")]
-#![allow(clippy::unwrap_used, reason = "a test ends where its support fails")]
+#![allow(dead_code, reason = "each test binary uses only a part of this module")]
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
 pub(crate) mod stack;
 
@@ -15,9 +15,11 @@ use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
+/// The directory and the mount namespace of one test.
 pub(crate) struct Machine {
     directory: TempDir,
-    holder: Child,
+    /// `unshare`, whose child keeps the namespace open.
+    namespace_process: Child,
 }
 
 impl Machine {
@@ -26,9 +28,9 @@ impl Machine {
             rustix::process::geteuid().is_root(),
             "this test mounts file systems: run it as root, for example with ./scripts/test"
         );
-        // Short: sockets below it have room for about 100 bytes.
+        // A short path: the path of a unix socket has at most 107 bytes.
         let directory = tempfile::Builder::new().prefix("ct-").tempdir_in("/tmp").unwrap();
-        let mut holder = Command::new("unshare")
+        let mut namespace_process = Command::new("unshare")
             .args(["--mount", "--propagation", "private", "--kill-child", "--fork", "sh", "-c"])
             .arg(format!("touch {}/ready && exec sleep 3600", directory.path().display()))
             .stdin(Stdio::null())
@@ -36,10 +38,10 @@ impl Machine {
             .expect("unshare is part of util-linux: apt-get install util-linux");
         let ready = directory.path().join("ready");
         while !ready.exists() {
-            assert!(holder.try_wait().unwrap().is_none(), "the mount namespace could not be made");
+            assert!(namespace_process.try_wait().unwrap().is_none(), "the mount namespace could not be created");
             std::thread::yield_now();
         }
-        Self { directory, holder }
+        Self { directory, namespace_process }
     }
 
     /// The stack's data directory.
@@ -47,6 +49,7 @@ impl Machine {
         self.directory.path().join("d")
     }
 
+    /// A path in the temporary directory, outside the data directory.
     pub(crate) fn scratch(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
@@ -54,24 +57,24 @@ impl Machine {
     /// A command that runs inside the namespace.
     pub(crate) fn command(&self, program: &str) -> Command {
         let mut command = Command::new("nsenter");
-        command.arg(format!("--mount=/proc/{}/ns/mnt", self.inside())).arg("--").arg(program);
+        command.arg(format!("--mount=/proc/{}/ns/mnt", self.pid_in_namespace())).arg("--").arg(program);
         command
     }
 
-    /// A path as the namespace sees it.
-    pub(crate) fn see(&self, path: &Path) -> PathBuf {
-        Path::new("/proc").join(self.inside().to_string()).join("root").join(path.strip_prefix("/").unwrap())
+    /// The path by which a process outside the namespace reaches `path` inside it.
+    pub(crate) fn path_in_namespace(&self, path: &Path) -> PathBuf {
+        Path::new("/proc").join(self.pid_in_namespace().to_string()).join("root").join(path.strip_prefix("/").unwrap())
     }
 
-    /// The mount points below the data directory, each with the id the kernel gave it.
+    /// The mount points below the data directory, each with its mount id.
     pub(crate) fn mounts(&self) -> Vec<(String, PathBuf)> {
-        let table = fs::read_to_string(format!("/proc/{}/mountinfo", self.inside())).unwrap();
+        let table = fs::read_to_string(format!("/proc/{}/mountinfo", self.pid_in_namespace())).unwrap();
         let fields = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
         let below = fields.filter(|f| Path::new(f[4]).starts_with(self.data()));
         below.map(|f| (f[0].to_owned(), PathBuf::from(f[4]))).collect()
     }
 
-    /// The files in the data directory that loop devices stand on.
+    /// The backing files of loop devices in the temporary directory.
     pub(crate) fn loop_files(&self) -> Vec<PathBuf> {
         let devices = fs::read_dir("/sys/block").unwrap().map(|e| e.unwrap().path().join("loop/backing_file"));
         let files = devices.filter_map(|file| fs::read_to_string(file).ok());
@@ -79,13 +82,13 @@ impl Machine {
         files.filter(|file| file.starts_with(self.directory.path())).collect()
     }
 
-    /// The images and records of volumes in the pool; the nodes' announcements are neither.
+    /// The files of volumes in the stack's pool: images and records, not the nodes' announcements.
     pub(crate) fn pool_files(&self) -> Vec<PathBuf> {
-        Self::files_of(self.data().join("pool"))
+        Self::volume_files_in(self.data().join("pool"))
     }
 
-    /// The same of another pool.
-    pub(crate) fn files_of(pool: PathBuf) -> Vec<PathBuf> {
+    /// As [`Machine::pool_files`], for another pool.
+    pub(crate) fn volume_files_in(pool: PathBuf) -> Vec<PathBuf> {
         let mut files = Vec::new();
         let mut directories = vec![pool];
         while let Some(directory) = directories.pop() {
@@ -107,9 +110,9 @@ impl Machine {
         assert_eq!(self.pool_files(), [] as [PathBuf; 0], "images");
     }
 
-    /// The process inside the namespace: the only child of `unshare`.
-    fn inside(&self) -> u32 {
-        let id = self.holder.id();
+    /// The process id of the idle process inside the namespace: the only child of `unshare`.
+    fn pid_in_namespace(&self) -> u32 {
+        let id = self.namespace_process.id();
         let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
         children.split_whitespace().next().expect("the namespace is gone").parse().unwrap()
     }
@@ -117,9 +120,9 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        let _ = self.holder.kill();
-        let _ = self.holder.wait();
-        // The mounts go with the last process of the namespace; only then can the devices be detached.
+        let _ = self.namespace_process.kill();
+        let _ = self.namespace_process.wait();
+        // A mounted loop device cannot be detached; the mounts end with the last process of the namespace.
         for file in self.loop_files() {
             let _ = cleat_host::loopdev::detach_file(&file);
         }

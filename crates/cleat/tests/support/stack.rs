@@ -1,4 +1,4 @@
-//! A running `cleat up`, and kubectl to talk to it.
+//! Runs `cleat up` in a [`Machine`] and calls kubectl against it.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -12,14 +12,17 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::Machine;
 
-/// How long a single wait may take; far more than anything needs.
-const PATIENCE: &str = "--timeout=60s";
-const REQUEST_PATIENCE: &str = "--request-timeout=60s";
+/// Timeouts of kubectl, far above what a wait takes.
+const WAIT_TIMEOUT_FLAG: &str = "--timeout=60s";
+const REQUEST_TIMEOUT_FLAG: &str = "--request-timeout=60s";
 
-/// Starts a stack of two nodes that dies at `point`, and gives what takes steps with it. Each step can be repeated: it is,
-/// whenever the stack died under it.
-pub(crate) fn dying_at<'m>(machine: &'m Machine, point: &'m str) -> impl FnMut(&str, &dyn Fn(&Stack<'m>) -> bool) {
-    let mut stack = Stack::start_with(machine, 2, Some(point));
+/// Starts a stack of two nodes that kills itself at the crash point `point`, and returns a function that runs one named step.
+/// A step must be repeatable: if the stack dies during the step, the stack is restarted and the step is run again.
+pub(crate) fn stack_crashing_at<'m>(
+    machine: &'m Machine,
+    point: &'m str,
+) -> impl FnMut(&str, &dyn Fn(&Stack<'m>) -> bool) {
+    let mut stack = Stack::start_crashing_at(machine, 2, Some(point));
     move |name, work| {
         for _ in 0..3 {
             if work(&stack) {
@@ -35,49 +38,54 @@ pub(crate) fn dying_at<'m>(machine: &'m Machine, point: &'m str) -> impl FnMut(&
 pub(crate) struct Stack<'m> {
     machine: &'m Machine,
     process: Option<Child>,
-    /// Kept open: a stack that writes to it later must not find it closed.
-    says: BufReader<ChildStdout>,
+    /// Kept open until the stack exits: a closed pipe would make its later writes fail.
+    stdout: BufReader<ChildStdout>,
 }
 
 impl<'m> Stack<'m> {
     pub(crate) fn start(machine: &'m Machine, nodes: u16) -> Self {
-        Self::start_with(machine, nodes, None)
+        Self::start_crashing_at(machine, nodes, None)
     }
 
-    /// Starts the stack so that it dies when it first reaches `crash_at`, which may be before it is up.
-    pub(crate) fn start_with(machine: &'m Machine, nodes: u16, crash_at: Option<&str>) -> Self {
-        Self::start_arguments(machine, nodes, crash_at, &[])
+    /// Starts a stack that kills itself when it first reaches the crash point `crash_at`, which may be before it is ready.
+    pub(crate) fn start_crashing_at(machine: &'m Machine, nodes: u16, crash_at: Option<&str>) -> Self {
+        Self::start_with_arguments(machine, nodes, crash_at, &[])
     }
 
-    /// The same, with more arguments for `cleat up`.
-    pub(crate) fn start_arguments(machine: &'m Machine, nodes: u16, crash_at: Option<&str>, more: &[&str]) -> Self {
-        let mut stack = Self::begin(machine, nodes, crash_at, more);
+    /// As [`Stack::start_crashing_at`], with additional arguments for `cleat up`.
+    pub(crate) fn start_with_arguments(
+        machine: &'m Machine,
+        nodes: u16,
+        crash_at: Option<&str>,
+        extra_arguments: &[&str],
+    ) -> Self {
+        let mut stack = Self::spawn(machine, nodes, crash_at, extra_arguments);
         let mut line = String::new();
-        stack.says.read_line(&mut line).unwrap();
+        stack.stdout.read_line(&mut line).unwrap();
         assert!(crash_at.is_some() || line.starts_with("cleat is up"), "the stack did not start: {line:?}");
         stack
     }
 
-    /// Does not wait until the stack is up.
-    pub(crate) fn begin(machine: &'m Machine, nodes: u16, crash_at: Option<&str>, more: &[&str]) -> Self {
+    /// Starts the process and does not wait until the stack is ready.
+    pub(crate) fn spawn(machine: &'m Machine, nodes: u16, crash_at: Option<&str>, extra_arguments: &[&str]) -> Self {
         let mut command = machine.command(env!("CARGO_BIN_EXE_cleat"));
         command.args(["up", "--listen", "127.0.0.1:0", "--nodes", &nodes.to_string(), "--data-dir"]);
         command.arg(machine.data()).arg("--audit-log").arg(machine.scratch("audit.log"));
-        command.args(more).stdin(Stdio::null()).stdout(Stdio::piped());
+        command.args(extra_arguments).stdin(Stdio::null()).stdout(Stdio::piped());
         command.env("CLEAT_LOG", std::env::var("CLEAT_LOG").unwrap_or_else(|_| "error".to_owned()));
         if let Some(point) = crash_at {
             command.env("CLEAT_CRASH_AT", format!("{point}@{}", machine.scratch("crashed").display()));
         }
         let mut process = command.spawn().expect("nsenter is part of util-linux: apt-get install util-linux");
-        let says = BufReader::new(process.stdout.take().unwrap());
-        Self { machine, process: Some(process), says }
+        let stdout = BufReader::new(process.stdout.take().unwrap());
+        Self { machine, process: Some(process), stdout }
     }
 
     pub(crate) fn pid(&self) -> u32 {
         self.process.as_ref().unwrap().id()
     }
 
-    /// Whether the stack has died. A process whose sockets have just closed may take a moment to be seen as dead.
+    /// Whether the stack's process has exited. Waits up to 5 seconds: the kernel closes its sockets before it can be reaped.
     pub(crate) fn is_dead(&mut self) -> bool {
         let deadline = Instant::now() + Duration::from_secs(5);
         while Instant::now() < deadline {
@@ -89,14 +97,14 @@ impl<'m> Stack<'m> {
         false
     }
 
-    /// SIGKILL; the drivers die with it.
+    /// Sends SIGKILL to the stack. Its drivers are killed with it.
     pub(crate) fn kill(mut self) {
         let mut process = self.process.take().unwrap();
         process.kill().unwrap();
         process.wait().unwrap();
     }
 
-    /// SIGTERM, as a service manager would.
+    /// Sends SIGTERM to the stack and waits until it has exited.
     pub(crate) fn stop(mut self) -> ExitStatus {
         let mut process = self.process.take().unwrap();
         let pid = Pid::from_child(&process);
@@ -116,15 +124,15 @@ impl<'m> Stack<'m> {
         command.output().expect("kubectl is needed: apt-get install kubernetes-client, or ./scripts/setup")
     }
 
-    /// Runs kubectl for as long as the stack lives: one that waits would go on asking a dead server.
+    /// Runs kubectl until it exits or the stack exits: `kubectl wait` would go on retrying against a dead server.
     pub(crate) fn kubectl_while_alive(&self, arguments: &[&str]) -> bool {
         let mut child =
             self.command(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let handle = |child: &Child| pidfd_open(Pid::from_child(child), PidfdFlags::empty()).unwrap();
-        let (asking, stack) = (handle(&child), handle(self.process.as_ref().unwrap()));
-        let mut ends = [PollFd::new(&asking, PollFlags::IN), PollFd::new(&stack, PollFlags::IN)];
-        poll(&mut ends, None).unwrap();
-        if ends[0].revents().is_empty() {
+        let (kubectl, stack) = (handle(&child), handle(self.process.as_ref().unwrap()));
+        let mut exits = [PollFd::new(&kubectl, PollFlags::IN), PollFd::new(&stack, PollFlags::IN)];
+        poll(&mut exits, None).unwrap();
+        if exits[0].revents().is_empty() {
             let _ = child.kill();
         }
         child.wait().unwrap().success()
@@ -133,41 +141,41 @@ impl<'m> Stack<'m> {
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("kubectl");
         command.arg("--kubeconfig").arg(self.machine.data().join("kubeconfig")).args(arguments);
-        // Discovery must not be remembered from another test's server on the same port.
+        // A cache of its own: another test's server may have had the same port and other resources.
         command.arg("--cache-dir").arg(self.machine.scratch("kubectl"));
         command
     }
 
-    /// Runs kubectl and returns what it prints.
+    /// Runs kubectl and returns its stdout. Panics if it fails.
     pub(crate) fn kubectl(&self, arguments: &[&str]) -> String {
-        said(arguments, &self.try_kubectl(arguments, None))
+        stdout_of(arguments, &self.try_kubectl(arguments, None))
     }
 
     pub(crate) fn apply(&self, yaml: &str) {
-        said(&["apply"], &self.try_kubectl(&["apply", "-f", "-"], Some(yaml)));
+        stdout_of(&["apply"], &self.try_kubectl(&["apply", "-f", "-"], Some(yaml)));
     }
 
-    /// For a stack that may die.
-    pub(crate) fn applied(&self, yaml: &str) -> bool {
+    /// Applies a manifest; false if kubectl fails, for example because the stack died.
+    pub(crate) fn try_apply(&self, yaml: &str) -> bool {
         self.try_kubectl(&["apply", "-f", "-"], Some(yaml)).status.success()
     }
 
-    /// The same of a kubectl that waits.
-    pub(crate) fn holds(&self, arguments: &[&str]) -> bool {
-        self.kubectl_while_alive(&[arguments, &[PATIENCE]].concat())
+    /// Runs a kubectl command that waits; false if it fails or the stack exits first.
+    pub(crate) fn kubectl_succeeds(&self, arguments: &[&str]) -> bool {
+        self.kubectl_while_alive(&[arguments, &[WAIT_TIMEOUT_FLAG]].concat())
     }
 
     pub(crate) fn wait(&self, what: &str, condition: &str) {
-        self.kubectl(&["wait", what, &format!("--for={condition}"), PATIENCE]);
+        self.kubectl(&["wait", what, &format!("--for={condition}"), WAIT_TIMEOUT_FLAG]);
     }
 
-    /// Waits until a field has a value; false if the server goes away first.
+    /// Waits until a field has a value; false if the server stops answering or the timeout passes first.
     pub(crate) fn try_wait_field(&self, what: &str, path: &str, value: &str) -> bool {
         let (kind, name) = what.split_once('/').unwrap();
         let form = format!("jsonpath={path}{{\"\\n\"}}");
-        // By selector: of a single object kubectl drops the first event of its watch, which may be the one waited for.
+        // By field selector: when it watches a single object by name, kubectl drops the first event, which may be the expected one.
         let selector = format!("--field-selector=metadata.name={name}");
-        let mut watch = self.command(&["get", kind, &selector, "--watch", "-o", &form, REQUEST_PATIENCE]);
+        let mut watch = self.command(&["get", kind, &selector, "--watch", "-o", &form, REQUEST_TIMEOUT_FLAG]);
         let mut watch = watch.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
         let found = lines.any(|line| line.is_ok_and(|line| line == value));
@@ -180,15 +188,15 @@ impl<'m> Stack<'m> {
         assert!(self.try_wait_field(what, path, value), "{what}: {path} did not become {value}");
     }
 
-    /// Asks until the answer is as wanted.
-    pub(crate) fn wait_output(&self, arguments: &[&str], wanted: impl Fn(&str) -> bool) -> String {
+    /// Repeats a kubectl command until its output satisfies `is_expected`, and returns that output.
+    pub(crate) fn wait_output(&self, arguments: &[&str], is_expected: impl Fn(&str) -> bool) -> String {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
-            let said = self.kubectl(arguments);
-            if wanted(&said) {
-                return said;
+            let output = self.kubectl(arguments);
+            if is_expected(&output) {
+                return output;
             }
-            assert!(Instant::now() < deadline, "kubectl {arguments:?} still says {said:?}");
+            assert!(Instant::now() < deadline, "kubectl {arguments:?} still prints {output:?}");
         }
     }
 
@@ -202,22 +210,22 @@ impl<'m> Stack<'m> {
     }
 
     pub(crate) fn delete(&self, what: &str) {
-        self.kubectl(&["delete", what, "--ignore-not-found", PATIENCE]);
+        self.kubectl(&["delete", what, "--ignore-not-found", WAIT_TIMEOUT_FLAG]);
     }
 
     pub(crate) fn field(&self, what: &str, path: &str) -> String {
         self.kubectl(&["get", what, "-o", &format!("jsonpath={path}")])
     }
 
-    /// Waits until no PersistentVolume is left; false if one stays or the server goes away.
+    /// Waits until no PersistentVolume exists; false if one remains or the server stops answering.
     pub(crate) fn try_wait_no_volumes(&self) -> bool {
         let names = || {
             let output = self.try_kubectl(&["get", "pv", "-o", "name"], None);
             output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
         };
         for volume in names().unwrap_or_default().lines() {
-            // One that is gone already is an error to some versions of kubectl; the look afterwards decides.
-            self.try_kubectl(&["wait", volume, "--for=delete", PATIENCE], None);
+            // The result is ignored: some versions of kubectl fail for an object that no longer exists. The list below decides.
+            self.try_kubectl(&["wait", volume, "--for=delete", WAIT_TIMEOUT_FLAG], None);
         }
         names().is_some_and(|left| left.is_empty())
     }
@@ -226,26 +234,26 @@ impl<'m> Stack<'m> {
         assert!(self.try_wait_no_volumes(), "volumes are left: {:?}", self.names("pv"));
     }
 
-    /// Names of all objects of a kind.
+    /// The names of all objects of a kind, in all namespaces.
     pub(crate) fn names(&self, kind: &str) -> Vec<String> {
         self.kubectl(&["get", kind, "-A", "-o", "name"]).lines().map(ToOwned::to_owned).collect()
     }
 
-    /// Where a pod's volume is mounted, as the test can reach it.
+    /// The path of a pod's mount, as seen from outside the namespace.
     pub(crate) fn mount(&self, pod: &str, node: &str, volume: &str) -> PathBuf {
         let uid = self.field(&format!("pod/{pod}"), "{.metadata.uid}");
-        self.machine.see(&self.target(node, &uid, volume))
+        self.machine.path_in_namespace(&self.target(node, &uid, volume))
     }
 
-    /// The same, found by claim; `None` if the stack does not answer.
+    /// As [`Stack::mount`], found by claim; `None` if the stack does not answer.
     pub(crate) fn try_mount(&self, pod: &str, node: &str, claim: &str) -> Option<PathBuf> {
-        let ask = |what: &str, path: &str| {
+        let get = |what: &str, path: &str| {
             let output = self.try_kubectl(&["get", what, "-o", &format!("jsonpath={path}")], None);
             output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
         };
-        let volume = ask(&format!("pvc/{claim}"), "{.spec.volumeName}")?;
-        let uid = ask(&format!("pod/{pod}"), "{.metadata.uid}")?;
-        Some(self.machine.see(&self.target(node, &uid, &volume)))
+        let volume = get(&format!("pvc/{claim}"), "{.spec.volumeName}")?;
+        let uid = get(&format!("pod/{pod}"), "{.metadata.uid}")?;
+        Some(self.machine.path_in_namespace(&self.target(node, &uid, &volume)))
     }
 
     fn target(&self, node: &str, pod_uid: &str, volume: &str) -> PathBuf {
@@ -254,7 +262,7 @@ impl<'m> Stack<'m> {
     }
 }
 
-fn said(arguments: &[&str], output: &Output) -> String {
+fn stdout_of(arguments: &[&str], output: &Output) -> String {
     assert!(
         output.status.success(),
         "kubectl {} failed ({}): {}",
@@ -274,7 +282,7 @@ impl Drop for Stack<'_> {
     }
 }
 
-/// A claim of the default class.
+/// A claim of the default StorageClass.
 pub(crate) fn claim(name: &str) -> String {
     format!(
         "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata:\n  name: {name}\nspec:\n  accessModes: [ReadWriteOnce]\n  \
@@ -282,22 +290,22 @@ pub(crate) fn claim(name: &str) -> String {
     )
 }
 
-/// A pod on a node with one claim at /data.
-/// A claim whose volume is a copy of another's.
+/// A claim whose volume is a clone of another claim's.
 pub(crate) fn clone_of(name: &str, source: &str) -> String {
     let plain = claim(name);
     let spec = plain.trim_end_matches("---\n");
     format!("{spec}  dataSource: {{ kind: PersistentVolumeClaim, name: {source} }}\n---\n")
 }
 
-/// One more class of claims that wait.
-pub(crate) const EXTRA: &str = "apiVersion: storage.k8s.io/v1
+/// A further StorageClass with WaitForFirstConsumer.
+pub(crate) const EXTRA_CLASS: &str = "apiVersion: storage.k8s.io/v1
 kind: StorageClass
 metadata: { name: extra }
 provisioner: block.cleat.dev
 volumeBindingMode: WaitForFirstConsumer
 ";
 
+/// A pod on a node, with one claim mounted at /data.
 pub(crate) fn pod(name: &str, node: &str, claim: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\nspec:\n  nodeName: {node}\n  containers:\n  - name: main\n    \

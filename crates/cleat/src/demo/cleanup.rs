@@ -1,32 +1,32 @@
-//! What a finished stack must not leave behind, and how to clear it away if it did.
+//! What a stopped stack must not leave behind, and how to remove it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use cleat_host::{loopdev, mount};
 
 use crate::up::layout::Layout;
 
-/// Fails with a list if anything of the stack is still there.
-pub(super) fn none(layout: &Layout) -> Result<()> {
+/// Fails with a list if a mount, a volume's file or a loop device of the stack is left.
+pub(super) fn check_nothing_left(layout: &Layout) -> Result<()> {
     let mut found = mounts_below(layout.root())?;
-    found.extend(volumes(&layout.pool())?);
-    found.extend(devices(layout.root())?.into_iter().map(|(device, _)| device));
+    found.extend(volume_files(&layout.pool())?);
+    found.extend(loop_devices(layout.root())?.into_iter().map(|(device, _)| device));
     if !found.is_empty() {
         bail!("left behind: {}", found.join(", "));
     }
     Ok(())
 }
 
-/// Unmounts and detaches whatever is left below `root`.
-pub(super) fn sweep(root: &Path) -> Result<()> {
+/// Unmounts all file systems and detaches all loop devices below `root`.
+pub(super) fn release_mounts_and_devices(root: &Path) -> Result<()> {
     let mut mounts = mounts_below(root)?;
-    // The innermost first.
+    // A mount below another has the longer path and must be unmounted first.
     mounts.sort_by_key(|path| std::cmp::Reverse(path.len()));
     for path in mounts {
         mount::unmount(Path::new(&path)).with_context(|| format!("unmounting {path}"))?;
     }
-    for (_, file) in devices(root)? {
+    for (_, file) in loop_devices(root)? {
         loopdev::detach_file(&file).with_context(|| format!("detaching {}", file.display()))?;
     }
     Ok(())
@@ -38,8 +38,8 @@ fn mounts_below(root: &Path) -> Result<Vec<String>> {
     Ok(below.map(|m| m.target.display().to_string()).collect())
 }
 
-/// Everything in the pool that belongs to a volume. The nodes' announcements do not.
-fn volumes(pool: &Path) -> Result<Vec<String>> {
+/// The files in the pool that belong to volumes: all that are not empty, except the nodes' announcements.
+fn volume_files(pool: &Path) -> Result<Vec<String>> {
     let mut found = Vec::new();
     let mut directories = vec![pool.to_owned()];
     while let Some(directory) = directories.pop() {
@@ -58,8 +58,8 @@ fn volumes(pool: &Path) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// Loop devices whose backing file is below `root`: the device and the file.
-fn devices(root: &Path) -> Result<Vec<(String, std::path::PathBuf)>> {
+/// Loop devices whose backing file is below `root`: the device's name and the file.
+fn loop_devices(root: &Path) -> Result<Vec<(String, PathBuf)>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/sys/block").context("reading /sys/block")? {
         let entry = entry?;
