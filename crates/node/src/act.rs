@@ -11,7 +11,7 @@ use cleat_api::Key;
 use cleat_api::key::Meta as _;
 use cleat_csi::{CallError, Class};
 use cleat_host::{OffloadError, mount, offload};
-use cleat_runtime::write::{WriteError, live};
+use cleat_runtime::write::{WriteError, get_live};
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 
@@ -221,7 +221,7 @@ async fn publish_context(agent: &Shared, id: &VolumeId) -> Result<BTreeMap<Strin
     }
     let name = id.attachment_name(&agent.name);
     let found: Option<VolumeAttachment> =
-        live(&agent.client, &Key::cluster(&name)).await.map_err(MountError::ReadAttachment)?;
+        get_live(&agent.client, &Key::cluster(&name)).await.map_err(MountError::ReadAttachment)?;
     let not_attached = |why| MountError::NotAttached { handle: id.handle.clone(), attachment: name.clone(), why };
     let found = found.ok_or_else(|| not_attached("it does not exist"))?;
     if found.metadata.is_deleting() {
@@ -235,7 +235,7 @@ async fn publish_context(agent: &Shared, id: &VolumeId) -> Result<BTreeMap<Strin
 
 async fn secrets(agent: &Shared, key: Option<&Key>) -> Result<BTreeMap<String, String>, MountError> {
     let Some(key) = key else { return Ok(BTreeMap::new()) };
-    let found: Option<Secret> = live(&agent.client, key).await.map_err(MountError::ReadSecret)?;
+    let found: Option<Secret> = get_live(&agent.client, key).await.map_err(MountError::ReadSecret)?;
     let data = found.ok_or_else(|| MountError::NoSecret(key.clone()))?.data.unwrap_or_default();
     Ok(data.into_iter().map(|(k, v)| (k, String::from_utf8_lossy(&v.0).into_owned())).collect())
 }

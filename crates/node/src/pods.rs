@@ -9,7 +9,7 @@ use cleat_api::well_known::VOLUMES_MOUNTED_CONDITION;
 use cleat_api::{Key, pod as api_pod};
 use cleat_host::offload;
 use cleat_runtime::Outcome;
-use cleat_runtime::write::{self, Part, live};
+use cleat_runtime::write::{self, Part, get_live};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::CSIDriver;
 use kube::Api;
@@ -152,7 +152,7 @@ async fn missing(agent: &Shared, uid: &str) -> Result<(), TurnError> {
         // Nothing to take away, or asked before.
         _ if settled => None,
         Some(key) => {
-            let found: Option<Pod> = live(&agent.client, key).await?;
+            let found: Option<Pod> = get_live(&agent.client, key).await?;
             found.filter(|p| p.metadata.uid() == uid)
         }
         None => find(agent, uid).await?,
