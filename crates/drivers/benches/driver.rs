@@ -20,9 +20,9 @@ use cleat_csi::{
 use cleat_drivers::block::{self, Config};
 use cleat_host::{
     Access,
-    filesystem::{self, Format, Over},
+    filesystem::{self, Format, Overwrite},
     loopdev,
-    mount::{self, Options},
+    mount::{self, MountOptions},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -246,8 +246,8 @@ fn bare(directory: &Path) -> Bare {
 
 fn up(image: &Path, stage: &Path, target: &Path) {
     let device = loopdev::attach(image, Access::ReadWrite).unwrap();
-    filesystem::mkfs(&device.path, Format::Ext4, &[], Over::Blank).unwrap();
-    mount::mount_fs(&device.path, stage, "ext4", &Options::default()).unwrap();
+    filesystem::mkfs(&device.path, Format::Ext4, &[], Overwrite::IfBlank).unwrap();
+    mount::mount_fs(&device.path, stage, "ext4", &MountOptions::default()).unwrap();
     mount::bind(stage, target, Access::ReadWrite).unwrap();
 }
 

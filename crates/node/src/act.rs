@@ -69,7 +69,7 @@ pub enum UnmountError {
     #[error("the device mount path {path:?} is still mounted by other references {others:?}")]
     Referenced { path: PathBuf, others: Vec<PathBuf> },
     #[error("read the mount table: {0}")]
-    Mounts(#[source] OffloadError<mount::TableError>),
+    Mounts(#[source] OffloadError<mount::MountTableError>),
     #[error(transparent)]
     Call(#[from] CallError),
     #[error("{target:?} is still mounted though its driver said it is not")]
@@ -177,7 +177,7 @@ async fn record(place: &Place, before: Effect, data: VolumeData, target: Option<
     };
     let Err(source) = offload(FILES, "write the record of a volume", write).await else { return Ok(()) };
     let nothing_before = !before.presence.possible();
-    let left = source.uncertain() || (nothing_before && clean_up(place.clone()).await.is_err());
+    let left = source.is_uncertain() || (nothing_before && clean_up(place.clone()).await.is_err());
     let cleared = if left { Cleared::No } else { Cleared::Yes };
     Err(MountError::Record { dir: place.dir.clone(), source, cleared })
 }

@@ -17,7 +17,7 @@ pub enum ReconstructError {
     #[error("list {dir:?}")]
     List { dir: PathBuf, source: io::Error },
     #[error(transparent)]
-    Mounts(#[from] mount::TableError),
+    Mounts(#[from] mount::MountTableError),
 }
 
 /// All that may be staged or published here.

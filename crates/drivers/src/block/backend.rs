@@ -81,7 +81,7 @@ impl Pool {
         let volumes = Shelf::open(root.join("volumes")).map_err(failed("make volumes/"))?;
         let snapshots = Shelf::open(root.join("snapshots")).map_err(failed("make snapshots/"))?;
         sync_directory(&root).map_err(failed("sync it"))?;
-        let clones = copy::can_clone(&root).map_err(|source| PoolError::Clone { path: root.clone(), source })?;
+        let clones = copy::can_reflink(&root).map_err(|source| PoolError::Clone { path: root.clone(), source })?;
         Ok(Pool { root, volumes, snapshots, locks, held, clones, nodes })
     }
 

@@ -39,7 +39,7 @@ pub(crate) fn create(
         .map(|origin| origin.file_system.clone())
         .or(settled.as_ref().filter(|_| source.is_some()).map(|settled| settled.file_system.clone()))
         .flatten();
-    let file_system = match (wanted.file_system, of_source.as_deref().and_then(Format::named)) {
+    let file_system = match (wanted.file_system, of_source.as_deref().and_then(Format::from_name)) {
         (Some(_), Some(found)) if !wanted.chosen => Some(found),
         (Some(asked), Some(found)) if asked != found && origin.is_some() => {
             let (asked, found) = (asked.name(), found.name());

@@ -158,9 +158,9 @@ pub(crate) fn copy_origin(origin: &Origin, pool: &Pool, to: &Path, thin: bool) -
 /// Copies or shares, as was decided.
 pub(crate) fn copy_image(from: &Path, to: &Path, share: bool) -> Result<(), Failure> {
     if !share {
-        return Ok(copy::sparse(from, to)?);
+        return Ok(copy::copy_sparse(from, to)?);
     }
-    if copy::clone(from, to)? {
+    if copy::reflink(from, to)? {
         Ok(())
     } else {
         let source = std::io::Error::from(std::io::ErrorKind::Unsupported);

@@ -7,7 +7,7 @@ use cleat_host::{
     filesystem::{FsckError, GrowError, MkfsError, ProbeError, StatfsError},
     freeze::FreezeError,
     loopdev::LoopError,
-    mount::{MountError, OptionError, TableError},
+    mount::{MountError, MountOptionError, MountTableError},
 };
 use tonic::{Code, Status};
 
@@ -103,9 +103,9 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Mount(#[from] MountError),
     #[error(transparent)]
-    Table(#[from] TableError),
+    Table(#[from] MountTableError),
     #[error(transparent)]
-    Options(#[from] OptionError),
+    MountOptions(#[from] MountOptionError),
     #[error(transparent)]
     Statfs(#[from] StatfsError),
 }
@@ -131,13 +131,13 @@ impl Failure {
             // The next stage grows it, before it mounts.
             | Failure::Grow(GrowError::OnlineNotPermitted { .. })
             | Failure::Unformatted { .. } => Code::FailedPrecondition,
-            Failure::Options(_) | Failure::NoPool(_) | Failure::InGroup { .. } | Failure::OtherMembers(_) => {
+            Failure::MountOptions(_) | Failure::NoPool(_) | Failure::InGroup { .. } | Failure::OtherMembers(_) => {
                 Code::InvalidArgument
             }
             Failure::Busy(_) | Failure::Unfilled(_) => Code::Aborted,
             Failure::SnapshotUnready(_) => Code::Unavailable,
             Failure::Full { .. } | Failure::NodeFull { .. } => Code::ResourceExhausted,
-            Failure::Copy(error) if error.full() => Code::ResourceExhausted,
+            Failure::Copy(error) if error.is_disk_full() => Code::ResourceExhausted,
             Failure::ImageLost(_) | Failure::SnapshotLost(_) => Code::DataLoss,
             Failure::Files { .. }
             | Failure::Record { .. }

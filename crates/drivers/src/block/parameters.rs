@@ -23,7 +23,7 @@ pub(crate) fn check(parameters: &HashMap<String, String>) -> Result<Parameters, 
     for (key, value) in parameters {
         match key.as_str() {
             _ if key.starts_with(SIDECAR_PREFIX) => continue,
-            FS_TYPE if Format::named(value).is_none() => {
+            FS_TYPE if Format::from_name(value).is_none() => {
                 return Err(refuse(key, &format!("{value:?} is not supported; use ext4, xfs or btrfs")));
             }
             NO_FORMAT if !is_bool(value) => return Err(refuse(key, "must be true or false")),

@@ -51,7 +51,7 @@ impl Capability {
             None => return refuse("access_type is missing".into()),
             Some(AccessType::Block(_)) => Access::Block,
             Some(AccessType::Mount(MountVolume { fs_type, mount_flags, .. })) => {
-                let file_system = match (fs_type.as_str(), Format::named(fs_type)) {
+                let file_system = match (fs_type.as_str(), Format::from_name(fs_type)) {
                     ("", _) => None,
                     (_, None) => {
                         return refuse(format!("fs_type {fs_type:?} is not supported; use ext4, xfs or btrfs"));
@@ -174,7 +174,7 @@ impl Wanted {
     ) -> Result<Wanted, Status> {
         let parameters = parameters::check(class)?;
         let mutable = parameters::check_mutable(mutable)?;
-        let of_class = parameters.get(parameters::FS_TYPE).and_then(|name| Format::named(name));
+        let of_class = parameters.get(parameters::FS_TYPE).and_then(|name| Format::from_name(name));
         let mut of_capability = None;
         let (mut block, mut mount) = (false, false);
         for capability in validate::not_empty("volume_capabilities", capabilities)? {

@@ -11,9 +11,9 @@ use std::{
 use cleat_crash::point;
 use cleat_host::{
     Access as DeviceAccess,
-    filesystem::{self, Format, Identity, Over},
+    filesystem::{self, DeviceContents, Format, Overwrite},
     loopdev::{self, LoopDevice},
-    mount::{self, Options},
+    mount::{self, MountOptions},
 };
 
 use super::{
@@ -34,19 +34,19 @@ pub(crate) fn stage(pool: &Pool, node: &str, id: &str, at: &Path, capability: &C
         Access::Block => return stage_block(&volume, &mut record, id, device_access(read_only)),
         Access::Mount { file_system, flags } => (file_system, flags),
     };
-    let options = Options::parse(flags)?;
-    let read_only = read_only || options.access().read_only();
-    let recorded = record.file_system.as_deref().and_then(Format::named);
+    let options = MountOptions::parse(flags)?;
+    let read_only = read_only || options.access().is_read_only();
+    let recorded = record.file_system.as_deref().and_then(Format::from_name);
     let format = file_system.or(recorded).unwrap_or(Format::Ext4);
     let mut options = options.with_access(device_access(read_only));
     if format == Format::Xfs {
         // A clone carries its origin's identity, and both may be staged on one node.
-        options = options.with_data("nouuid");
+        options = options.with_fs_option("nouuid");
     }
 
     let seen = Seen::of_image(&volume.image())?;
     match seen.at(id, at)? {
-        Some(here) if here.read_only() == read_only => return Ok(()),
+        Some(here) if here.is_read_only() == read_only => return Ok(()),
         Some(_) => return Err(Failure::OtherAccess { id: id.to_owned(), at: at.to_owned() }),
         None => {}
     }
@@ -111,9 +111,9 @@ pub(crate) fn expand(pool: &Pool, id: &str, at: &Path, range: Range) -> Result<u
         loopdev::set_capacity(device)?;
         return Ok(record.capacity);
     }
-    let format = Format::named(&here.fstype).ok_or_else(not_here)?;
+    let format = Format::from_name(&here.fstype).ok_or_else(not_here)?;
     // Through the stage: a bind mount of it may be read-only.
-    let stage = seen.uses.iter().find(|used| !is_node_of(used, &seen.devices) && !used.read_only());
+    let stage = seen.uses.iter().find(|used| !is_node_of(used, &seen.devices) && !used.is_read_only());
     let stage = stage.ok_or_else(|| Failure::OtherAccess { id: id.to_owned(), at: at.to_owned() })?;
     grow(&volume, &mut record, device, format, Some(&stage.target))?;
     Ok(record.capacity)
@@ -156,11 +156,11 @@ fn fill(
     read_only: bool,
     unused: bool,
 ) -> Result<(), Failure> {
-    let over = match (record.contents, filesystem::probe(&device.path)?) {
-        (Contents::Formatting, _) => Over::OwnInterruptedFormat,
+    let overwrite = match (record.contents, filesystem::probe(&device.path)?) {
+        (Contents::Formatting, _) => Overwrite::OwnInterruptedFormat,
         // Only we have the device: it was attached, and is probed, under the volume's lock.
-        (_, Identity::Blank) => Over::FoundBlank,
-        (_, Identity::FileSystem { kind, .. }) if kind == format.kind() => {
+        (_, DeviceContents::Blank) => Overwrite::ProbedBlank,
+        (_, DeviceContents::FileSystem { kind, .. }) if kind == format.kind() => {
             if !read_only && unused {
                 filesystem::fsck(&device.path, kind)?;
             }
@@ -182,7 +182,7 @@ fn fill(
         volume.write(record)?;
         point("driver:format-recorded");
     }
-    filesystem::mkfs(&device.path, format, &parameters::mkfs_options(&record.parameters), over)?;
+    filesystem::mkfs(&device.path, format, &parameters::mkfs_options(&record.parameters), overwrite)?;
     // It was made as large as its device.
     record.grow = false;
     point("driver:formatted");
@@ -249,13 +249,13 @@ pub(crate) fn publish(
         Access::Mount { flags, .. } => {
             staged = seen.at(id, target.staging)?;
             let staged = staged.ok_or_else(not_staged)?;
-            read_only |= staged.read_only() || Options::parse(flags)?.access().read_only();
+            read_only |= staged.is_read_only() || MountOptions::parse(flags)?.access().is_read_only();
             &staged.target
         }
     };
     if let Some(here) = seen.at(id, target.path)? {
         // A device node is as writable as its device, whatever the bind says.
-        return if capability.access == Access::Block || here.read_only() == read_only {
+        return if capability.access == Access::Block || here.is_read_only() == read_only {
             Ok(())
         } else {
             Err(Failure::OtherAccess { id: id.to_owned(), at: target.path.to_owned() })
@@ -299,7 +299,7 @@ pub(crate) fn release(id: &str, image: &Path) -> Result<(), Failure> {
 
 /// Numbers for NodeGetVolumeStats.
 pub(crate) enum Stats {
-    FileSystem(filesystem::Usage),
+    FileSystem(filesystem::FileSystemUsage),
     Device { size: u64 },
 }
 

@@ -16,9 +16,9 @@ use cleat_csi::{
 use cleat_drivers::block::{self, Config};
 use cleat_host::{
     Access,
-    filesystem::{self, Format, Over},
+    filesystem::{self, Format, Overwrite},
     freeze, loopdev,
-    mount::{self, Options},
+    mount::{self, MountOptions},
 };
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
@@ -56,8 +56,8 @@ impl Rig {
         let device = loopdev::attach(&image, Access::ReadWrite).unwrap();
         rig.disk = Some((image, at.clone()));
         let options: Vec<String> = options.iter().map(|&option| option.to_owned()).collect();
-        filesystem::mkfs(&device.path, format, &options, Over::Blank).unwrap();
-        mount::mount_fs(&device.path, &at, format.name(), &Options::default()).unwrap();
+        filesystem::mkfs(&device.path, format, &options, Overwrite::IfBlank).unwrap();
+        mount::mount_fs(&device.path, &at, format.name(), &MountOptions::default()).unwrap();
         rig
     }
 
@@ -69,7 +69,7 @@ impl Rig {
         std::fs::copy(disk, &copy).unwrap();
         std::fs::create_dir_all(&at).unwrap();
         let device = loopdev::attach(&copy, Access::ReadWrite).unwrap();
-        let found = mount::mount_fs(&device.path, &at, "ext4", &Options::default()).map(|()| {
+        let found = mount::mount_fs(&device.path, &at, "ext4", &MountOptions::default()).map(|()| {
             let names = std::fs::read_dir(at.join("pool/volumes"));
             let names = names.map(|all| all.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect());
             mount::unmount(&at).unwrap();
