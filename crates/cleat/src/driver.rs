@@ -35,7 +35,7 @@ pub struct BlockArgs {
     #[arg(long)]
     node_local: bool,
     /// How many volumes the node takes.
-    #[arg(long, value_name = "N", default_value_t = block::MAX_VOLUMES, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = block::DEFAULT_MAX_VOLUMES, value_parser = clap::value_parser!(u32).range(1..))]
     max_volumes: u32,
     /// Lists what does not match in the pool, instead of serving it: lost images, interrupted snapshots, forgotten devices.
     #[arg(long, conflicts_with_all = ["endpoint", "node_id", "mode", "node_local", "max_volumes"])]
@@ -86,7 +86,7 @@ async fn audit(pool: PathBuf, repair: bool) -> Result<()> {
     for finding in &findings {
         crate::cli::say(&format!("{finding}\n"));
     }
-    let left = findings.iter().filter(|finding| !matches!(finding.outcome, block::Outcome::Repaired(_))).count();
+    let left = findings.iter().filter(|finding| !matches!(finding.outcome, block::RepairOutcome::Repaired(_))).count();
     match (findings.len(), left) {
         (0, _) => crate::cli::say("everything matches\n"),
         (_, 0) => {}

@@ -203,22 +203,22 @@ struct Bare {
 }
 
 /// The same effects by hand: as many files made durable, the same programs, the same system calls.
-fn bare(directory: &Path) -> Bare {
-    let place = directory.join("bare");
-    fs::create_dir(&place).unwrap();
-    let image = |number: usize| place.join(format!("{number}.img"));
-    let record = |number: usize| place.join(format!("{number}.json"));
+fn bare(parent: &Path) -> Bare {
+    let directory = parent.join("bare");
+    fs::create_dir(&directory).unwrap();
+    let image = |number: usize| directory.join(format!("{number}.img"));
+    let record = |number: usize| directory.join(format!("{number}.json"));
     let create = timed("bare: record with fsync, sparse file", CREATED, |number| {
         durable(&record(number));
         File::create(image(number)).unwrap().set_len(GIB as u64).unwrap();
     });
     let rewritten = timed("bare: record replaced, directory synced", STAGED, |number| {
-        let temporary = place.join("temporary");
+        let temporary = directory.join("temporary");
         durable(&temporary);
         fs::rename(&temporary, record(number)).unwrap();
-        File::open(&place).unwrap().sync_all().unwrap();
+        File::open(&directory).unwrap().sync_all().unwrap();
     });
-    let (stage, target) = (place.join("stage"), place.join("target"));
+    let (stage, target) = (directory.join("stage"), directory.join("target"));
     fs::create_dir(&stage).unwrap();
     fs::create_dir(&target).unwrap();
     let (mut ups, mut downs) = (Vec::new(), Vec::new());
@@ -239,7 +239,7 @@ fn bare(directory: &Path) -> Bare {
     let delete = timed("bare: two files removed, directory synced", CREATED, |number| {
         fs::remove_file(record(number)).unwrap();
         fs::remove_file(image(number)).unwrap();
-        File::open(&place).unwrap().sync_all().unwrap();
+        File::open(&directory).unwrap().sync_all().unwrap();
     });
     Bare { create, record: rewritten, up, down, delete }
 }

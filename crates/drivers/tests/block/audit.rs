@@ -1,21 +1,21 @@
 //! The audit finds what does not match, repairs what it can, and never takes data away.
 use std::{fs, path::Path};
 
-use cleat_drivers::block::{self, Outcome};
+use cleat_drivers::block::{self, RepairOutcome};
 use cleat_host::{Access, loopdev, mount};
 
 use crate::rig::{Rig, Volume, writer};
 
 /// What it concerns and whether it was repaired.
 fn audit(rig: &Rig, repair: bool) -> Vec<(String, &'static str)> {
-    let outcome = |outcome: &Outcome| match outcome {
-        Outcome::Would(_) => "would",
-        Outcome::Repaired(_) => "repaired",
-        Outcome::Failed(_) => "failed",
-        Outcome::Unrepairable(_) => "unrepairable",
+    let outcome = |outcome: &RepairOutcome| match outcome {
+        RepairOutcome::NotAttempted(_) => "would",
+        RepairOutcome::Repaired(_) => "repaired",
+        RepairOutcome::Failed(_) => "failed",
+        RepairOutcome::Unrepairable(_) => "unrepairable",
     };
     let findings = block::audit(&rig.pool(), repair).unwrap();
-    findings.iter().map(|found| (found.what.clone(), outcome(&found.outcome))).collect()
+    findings.iter().map(|found| (found.object.clone(), outcome(&found.outcome))).collect()
 }
 
 #[track_caller]

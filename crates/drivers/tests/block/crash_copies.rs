@@ -142,7 +142,7 @@ async fn what_is_never_asked_for_again_is_repaired_by_the_audit() {
         child.0.wait().unwrap();
         block::audit(&rig.pool(), true).unwrap();
         let left = block::audit(&rig.pool(), false).unwrap();
-        let hopeless = |finding: &block::Finding| matches!(finding.outcome, block::Outcome::Unrepairable(_));
+        let hopeless = |finding: &block::Finding| matches!(finding.outcome, block::RepairOutcome::Unrepairable(_));
         assert!(left.iter().all(hopeless), "{point}: {left:?}");
         // Whatever was in use still works.
         let file = rig.path("staging").join("after");
