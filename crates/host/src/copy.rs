@@ -1,5 +1,5 @@
-//! Copies large files: by sharing their blocks (a reflink) where the file system supports it, or by copying all data except
-//! holes. Does not interpret the files. The caller makes sure that a source does not change while it is copied.
+//! Copies large files: by sharing their blocks (a reflink) where the file system supports it, or by copying all data
+//! except holes. Does not interpret the files. The caller makes sure that a source does not change while it is copied.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -27,15 +27,15 @@ impl CopyError {
     }
 }
 
-/// Whether the errno means that the two files cannot share blocks: they are on different file systems, or the file system
-/// does not support it.
+/// Whether the errno means that the two files cannot share blocks: they are on different file systems, or the file
+/// system does not support it.
 fn is_reflink_unsupported(errno: Errno) -> bool {
     matches!(errno, Errno::OPNOTSUPP | Errno::XDEV | Errno::INVAL | Errno::NOTTY | Errno::NOSYS)
 }
 
-/// Makes `to` a copy that shares its blocks with `from`, durable when it returns. Returns `Ok(false)` if these files cannot
-/// share blocks; `to` is then empty. The kernel blocks writers of `from` during the call, so the copy is a consistent state
-/// of one point in time.
+/// Makes `to` a copy that shares its blocks with `from`, durable when it returns. Returns `Ok(false)` if these files
+/// cannot share blocks; `to` is then empty. The kernel blocks writers of `from` during the call, so the copy is a
+/// consistent state of one point in time.
 pub fn reflink(from: &Path, to: &Path) -> Result<bool, CopyError> {
     let error = |step| move |source| CopyError::Copy { from: from.into(), to: to.into(), step, source };
     let (source, target) = open(from, to)?;
@@ -92,8 +92,8 @@ pub fn allocated_bytes(file: &Path) -> io::Result<u64> {
     Ok(std::fs::metadata(file)?.blocks() * 512)
 }
 
-/// Whether files in `directory` can share blocks. Tried with two small files: the type of the file system does not tell,
-/// because it depends on how it was formatted.
+/// Whether files in `directory` can share blocks. Tried with two small files: the type of the file system does not
+/// tell, because it depends on how it was formatted.
 pub fn can_reflink(directory: &Path) -> Result<bool, CopyError> {
     // Several processes may probe at the same time, and processes in different containers may have the same process id.
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos();

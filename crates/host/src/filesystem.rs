@@ -52,7 +52,8 @@ impl Format {
 pub enum Overwrite {
     /// Only a blank device: `mkfs` probes it first.
     IfBlank,
-    /// The device, without a probe: the caller has probed it and found it blank, and no other process could write to it since.
+    /// The device, without a probe: the caller has probed it and found it blank, and no other process could write to it
+    /// since.
     ProbedBlank,
     /// Anything: a durable record of the caller says that its own format of this device was started and not finished.
     OwnInterruptedFormat,
@@ -90,10 +91,11 @@ pub fn mkfs(device: &Path, format: Format, options: &[String], overwrite: Overwr
     }
 }
 
-/// The mkfs program, and the options that make it fast on a new device: no discard, and tables are initialised on first use.
+/// The mkfs program, and the options that make it fast on a new device: no discard, and tables are initialised on first
+/// use.
 ///
-/// Force flags are passed only to overwrite an interrupted format. On a blank device the program's own check stays active,
-/// as a second safeguard. `-F` of mkfs.ext4 is not such a flag: it makes the program non-interactive.
+/// Force flags are passed only to overwrite an interrupted format. On a blank device the program's own check stays
+/// active, as a second safeguard. `-F` of mkfs.ext4 is not such a flag: it makes the program non-interactive.
 fn mkfs_command(format: Format, options: &[String], overwrite: Overwrite) -> (&'static str, Vec<&'static str>) {
     let force = overwrite == Overwrite::OwnInterruptedFormat;
     match format {
@@ -138,8 +140,8 @@ pub fn fsck(device: &Path, kind: FileSystemKind) -> Result<FsckOutcome, FsckErro
         Err(RunError::Missing { .. }) => return Ok(FsckOutcome::Inconclusive),
         Err(e) => return Err(e.into()),
     };
-    // The exit status is a set of bits: 1 errors corrected, 2 corrected and reboot advised, 4 errors left uncorrected. Values
-    // from 8 on mean that the program itself failed.
+    // The exit status is a set of bits: 1 errors corrected, 2 corrected and reboot advised, 4 errors left uncorrected.
+    // Values from 8 on mean that the program itself failed.
     match output.status.code() {
         Some(0) => Ok(FsckOutcome::Clean),
         Some(1..=3) => Ok(FsckOutcome::Corrected),

@@ -30,8 +30,8 @@ pub fn grows_unmounted(kind: FileSystemKind) -> bool {
     matches!(kind, FileSystemKind::Ext2 | FileSystemKind::Ext3 | FileSystemKind::Ext4)
 }
 
-/// Grows the file system to the size of its device. Succeeds if it has that size already. `mounted` is a path at which it
-/// is mounted, if it is.
+/// Grows the file system to the size of its device. Succeeds if it has that size already. `mounted` is a path at which
+/// it is mounted, if it is.
 pub fn grow(device: &Path, kind: FileSystemKind, mounted: Option<&Path>) -> Result<(), GrowError> {
     match (kind, mounted) {
         (FileSystemKind::Ext2 | FileSystemKind::Ext3 | FileSystemKind::Ext4, Some(_)) => match resize2fs(device) {

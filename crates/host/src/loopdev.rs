@@ -1,4 +1,5 @@
-//! Loop devices: files attached as block devices. Owns the ioctls and the device nodes; must not create or remove the files.
+//! Loop devices: files attached as block devices. Owns the ioctls and the device nodes; must not create or remove the
+//! files.
 //!
 //! An attached device is identified by the device and inode number of its backing file, never by its loop number: the
 //! kernel reuses a number as soon as it is free.
@@ -25,7 +26,8 @@ const MAX_PARTITIONS_LINE_BYTES: usize = 128;
 const SECTOR_BYTES: u32 = 512;
 /// How often `attach` retries when another process takes the free device first.
 const MAX_ATTACH_ATTEMPTS: u32 = 512;
-/// How long `detach` waits for the kernel to complete a detachment that it defers while another process has the device open.
+/// How long `detach` waits for the kernel to complete a detachment that it defers while another process has the device
+/// open.
 const DETACH_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A file attached as a block device.
@@ -67,8 +69,8 @@ pub fn attach(file: &Path, access: Access) -> Result<LoopDevice, LoopError> {
     attach_open(file, &open_backing(file, access)?, access)
 }
 
-/// Returns the device that `file` is attached to, and attaches it first if there is none. Concurrent callers for one file get
-/// the same device.
+/// Returns the device that `file` is attached to, and attaches it first if there is none. Concurrent callers for one
+/// file get the same device.
 pub fn attach_or_find(file: &Path, access: Access) -> Result<LoopDevice, LoopError> {
     let backing = open_backing(file, access)?;
     let _lock = lock(file, &backing)?;
@@ -79,8 +81,8 @@ pub fn attach_or_find(file: &Path, access: Access) -> Result<LoopDevice, LoopErr
     }
 }
 
-/// Detaches every device that `file` is attached to. Succeeds if there is none. Holds the lock that [`attach_or_find`] of
-/// the same file takes.
+/// Detaches every device that `file` is attached to. Succeeds if there is none. Holds the lock that [`attach_or_find`]
+/// of the same file takes.
 pub fn detach_file(file: &Path) -> Result<(), LoopError> {
     let _lock = match open_backing(file, Access::ReadOnly) {
         Ok(backing) => Some(lock(file, &backing)?),
@@ -105,8 +107,9 @@ pub fn find(file: &Path) -> Result<Vec<LoopDevice>, LoopError> {
     };
     let mut found = Vec::new();
     for (number, attached) in attached_devices()? {
-        // Opening a device defers its detachment by other processes, so only devices whose file name matches are opened. The
-        // directory is not compared: in the mount namespace that attached the file its path may be different.
+        // Opening a device defers its detachment by other processes, so only devices whose file name matches are
+        // opened. The directory is not compared: in the mount namespace that attached the file its path may be
+        // different.
         let deleted_path = attached.strip_suffix(" (deleted)").map(Path::new);
         let is_candidate = match (identity, deleted_path) {
             (Some(_), None) => Path::new(&attached).file_name() == name.file_name(),
@@ -143,8 +146,8 @@ pub fn detach(device: &LoopDevice) -> Result<(), LoopError> {
         Err(e) => return Err(device.error("detach", e)),
     }
     drop(opened);
-    // While another process has the device open, the kernel defers the detachment until that process closes it. After the
-    // timeout the call succeeds all the same: the detachment is certain to happen.
+    // While another process has the device open, the kernel defers the detachment until that process closes it. After
+    // the timeout the call succeeds all the same: the detachment is certain to happen.
     let deadline = Instant::now() + DETACH_TIMEOUT;
     while attached.is_some() && backing_file(device.number) == attached && Instant::now() < deadline {
         std::thread::sleep(Duration::from_micros(200));
@@ -163,7 +166,8 @@ pub fn set_capacity(device: &LoopDevice) -> Result<(), LoopError> {
     ioctl_value(&opened, sys::LOOP_SET_CAPACITY, 0).map(drop).map_err(|e| device.error("resize", e))
 }
 
-/// Sets how many I/O requests the device accepts at the same time. This limits its share of the disk that it is stored on.
+/// Sets how many I/O requests the device accepts at the same time. This limits its share of the disk that it is stored
+/// on.
 pub fn set_queue_depth(device: &LoopDevice, requests: u32) -> Result<(), LoopError> {
     let path = PathBuf::from(format!("/sys/block/loop{}/queue/nr_requests", device.number));
     let current = std::fs::read_to_string(&path).unwrap_or_default();
@@ -207,7 +211,8 @@ fn open_backing(file: &Path, access: Access) -> Result<File, LoopError> {
 
 /// Holds an exclusive lock on the image until the returned file is closed.
 fn lock(file: &Path, backing: &File) -> Result<File, LoopError> {
-    // The lock is taken on a second open file: the loop driver keeps a reference to `backing`, and would keep its lock too.
+    // The lock is taken on a second open file: the loop driver keeps a reference to `backing`, and would keep its lock
+    // too.
     let error = |source| LoopError::Lock { file: file.into(), source };
     let lock = File::open(format!("/proc/self/fd/{}", backing.as_raw_fd())).map_err(error)?;
     flock(&lock, FlockOperation::LockExclusive).map_err(|e| error(e.into()))?;
@@ -245,8 +250,9 @@ fn configuration(file: &Path, backing: &File, access: Access) -> sys::loop_confi
     // SAFETY: loop_config is a C struct of integers and integer arrays, for which all zeroes is a valid value.
     let mut config: sys::loop_config = unsafe { std::mem::zeroed() };
     config.fd = backing.as_raw_fd() as u32;
-    // By default the kernel chooses the block size that direct I/O to the file requires. That changes from 512 to 4096 once
-    // the file shares blocks with another one, and a file system that was created with 512 would not mount any more.
+    // By default the kernel chooses the block size that direct I/O to the file requires. That changes from 512 to 4096
+    // once the file shares blocks with another one, and a file system that was created with 512 would not mount any
+    // more.
     config.block_size = SECTOR_BYTES;
     config.info.lo_flags = sys::LO_FLAGS_DIRECT_IO as u32;
     if access.is_read_only() {
@@ -261,7 +267,8 @@ fn configuration(file: &Path, backing: &File, access: Access) -> sys::loop_confi
     config
 }
 
-/// The path of the device node of loop device `number`. Creates the node if it is missing, as in a container without udev.
+/// The path of the device node of loop device `number`. Creates the node if it is missing, as in a container without
+/// udev.
 fn ensure_device_node(number: u32) -> Result<PathBuf, LoopError> {
     let node = PathBuf::from(format!("/dev/loop{number}"));
     let device = makedev(LOOP_MAJOR, number);
@@ -296,11 +303,11 @@ fn attached_devices() -> Result<Vec<(u32, String)>, LoopError> {
     Ok(all)
 }
 
-/// The numbers of the loop devices that have a size, which are the attached ones. A machine may have hundreds of unattached
-/// ones, because they are created on demand and never removed; `/proc/partitions` does not list them.
+/// The numbers of the loop devices that have a size, which are the attached ones. A machine may have hundreds of
+/// unattached ones, because they are created on demand and never removed; `/proc/partitions` does not list them.
 ///
-/// Returns `None` if the list does not fit in one page: the kernel continues a second read by index, and skips a device if
-/// an earlier one was removed between the reads.
+/// Returns `None` if the list does not fit in one page: the kernel continues a second read by index, and skips a device
+/// if an earlier one was removed between the reads.
 fn numbers_from_partitions() -> Option<Vec<u32>> {
     let mut page = [0; PAGE_BYTES];
     let mut file = File::open(PROC_PARTITIONS).ok()?;
@@ -316,8 +323,8 @@ fn numbers_from_sysfs() -> io::Result<Vec<u32>> {
     Ok(names.iter().filter_map(|name| name.to_str()?.strip_prefix("loop")?.parse().ok()).collect())
 }
 
-/// Parses the number of a loop device from a line of `/proc/partitions`, whose columns are major number, minor number, size
-/// and name. `None` if the line describes another device.
+/// Parses the number of a loop device from a line of `/proc/partitions`, whose columns are major number, minor number,
+/// size and name. `None` if the line describes another device.
 fn loop_number(line: &str) -> Option<u32> {
     line.split_whitespace().nth(3)?.strip_prefix("loop")?.parse().ok()
 }

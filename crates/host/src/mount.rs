@@ -1,8 +1,9 @@
-//! Mounts and unmounts by system call: with the mount API of Linux 5.2 (fsopen, fsmount, open_tree, move_mount), or with
-//! mount(2) where the kernel or a sandbox does not offer it. A mount becomes visible with all its options, or not at all.
+//! Mounts and unmounts by system call: with the mount API of Linux 5.2 (fsopen, fsmount, open_tree, move_mount), or
+//! with mount(2) where the kernel or a sandbox does not offer it. A mount becomes visible with all its options, or not
+//! at all.
 //!
-//! Must not decide whether something should be mounted. A second mount at the same path is stacked on the first, so callers
-//! check first.
+//! Must not decide whether something should be mounted. A second mount at the same path is stacked on the first, so
+//! callers check first.
 
 use std::ffi::CString;
 use std::io;

@@ -1,5 +1,6 @@
-//! Mount options as users write them ("ro,noatime,nouuid"), split into the three groups that the kernel takes separately:
-//! attributes of the mount, flags of the superblock, and options of the file system. Parses only; mounts nothing.
+//! Mount options as users write them ("ro,noatime,nouuid"), split into the three groups that the kernel takes
+//! separately: attributes of the mount, flags of the superblock, and options of the file system. Parses only; mounts
+//! nothing.
 
 use rustix::mount::{MountAttrFlags, MountFlags};
 
@@ -29,8 +30,8 @@ impl Default for MountOptions {
 }
 
 impl MountOptions {
-    /// Parses a list in which each entry is one option or several options separated by commas. Of options that contradict
-    /// each other, the last one applies.
+    /// Parses a list in which each entry is one option or several options separated by commas. Of options that
+    /// contradict each other, the last one applies.
     pub fn parse<S: AsRef<str>>(entries: &[S]) -> Result<MountOptions, MountOptionError> {
         let mut options = MountOptions::default();
         for entry in entries {

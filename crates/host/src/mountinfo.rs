@@ -1,7 +1,7 @@
 //! The mount table of this process, read from `/proc/self/mountinfo`. Changes nothing.
 //!
-//! The table is parsed as bytes: a mount point may contain any byte, and one path that is not UTF-8 must not make the rest
-//! of the table unreadable.
+//! The table is parsed as bytes: a mount point may contain any byte, and one path that is not UTF-8 must not make the
+//! rest of the table unreadable.
 
 use std::ffi::OsString;
 use std::io;
@@ -74,8 +74,8 @@ pub fn containing(path: &Path) -> Result<Option<Mount>, MountTableError> {
     Ok(table()?.into_iter().filter(|m| path.starts_with(&m.target)).max_by_key(|m| m.target.components().count()))
 }
 
-/// The path as it appears in mountinfo, with symbolic links resolved in all components but the last. The last one is not
-/// accessed: that may hang if a server mounted there does not respond.
+/// The path as it appears in mountinfo, with symbolic links resolved in all components but the last. The last one is
+/// not accessed: that may hang if a server mounted there does not respond.
 pub(crate) fn resolve_parent(path: &Path) -> PathBuf {
     match (path.parent(), path.file_name()) {
         (Some(parent), Some(name)) => match parent.canonicalize() {

@@ -29,10 +29,11 @@ impl<E> OffloadError<E> {
     }
 }
 
-/// Runs `call` on another thread and waits for its result for at most `deadline`. `what` names the call in errors and logs.
+/// Runs `call` on another thread and waits for its result for at most `deadline`. `what` names the call in errors and
+/// logs.
 ///
-/// The runtime's blocking pool is not used: a call that hangs in the kernel would occupy one of its threads, and block the
-/// shutdown of the runtime, for ever. Each call gets an idle thread or a new one, so no call waits for another.
+/// The runtime's blocking pool is not used: a call that hangs in the kernel would occupy one of its threads, and block
+/// the shutdown of the runtime, for ever. Each call gets an idle thread or a new one, so no call waits for another.
 pub async fn offload<T, E, F>(deadline: Duration, what: impl Into<String>, call: F) -> Result<T, OffloadError<E>>
 where
     T: Send + 'static,

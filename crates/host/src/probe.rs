@@ -1,13 +1,13 @@
-//! Detects what is on a block device. Reads the offsets at which file systems, volume managers and partition tables have
-//! their magic numbers. Reports a device as blank only if every byte that was read is zero. Never writes.
+//! Detects what is on a block device. Reads the offsets at which file systems, volume managers and partition tables
+//! have their magic numbers. Reports a device as blank only if every byte that was read is zero. Never writes.
 
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-/// How many bytes are read at the start of the device, where almost all formats have their magic number, and how many at
-/// its end (backup partition table, RAID superblocks of old formats).
+/// How many bytes are read at the start of the device, where almost all formats have their magic number, and how many
+/// at its end (backup partition table, RAID superblocks of old formats).
 const PROBED_BYTES: u64 = 1 << 20;
 
 /// What a device holds.
@@ -191,7 +191,8 @@ fn detect_member(head: &[u8], tail: &[u8]) -> Option<&'static str> {
     {
         return Some("swap space");
     }
-    // The superblock of formats 1.1 and 1.2 is at the start, that of 1.0 and 0.90 near the end, aligned to 4 and 64 KiB.
+    // The superblock of formats 1.1 and 1.2 is at the start, that of 1.0 and 0.90 near the end, aligned to 4 and 64
+    // KiB.
     let near_end = [8192, 12288, 65536, 131072]
         .iter()
         .any(|back| tail.len().checked_sub(*back).is_some_and(|at| has_magic(tail, at, MD)));

@@ -1,5 +1,5 @@
-//! Runs an external program with a deadline, and captures its output. At the deadline its whole process group is killed.
-//! Must not interpret the output.
+//! Runs an external program with a deadline, and captures its output. At the deadline its whole process group is
+//! killed. Must not interpret the output.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -120,7 +120,8 @@ impl CapturedPipe {
         CapturedPipe { pipe: pipe.map(Into::into), bytes: Vec::new() }
     }
 
-    /// Reads once. Called when poll reports the pipe as readable, so it does not block; at end of file the pipe is closed.
+    /// Reads once. Called when poll reports the pipe as readable, so it does not block; at end of file the pipe is
+    /// closed.
     fn read(&mut self) -> io::Result<()> {
         let Some(pipe) = &self.pipe else { return Ok(()) };
         let mut chunk = [0u8; 8192];
@@ -136,7 +137,8 @@ impl CapturedPipe {
 
 /// Reads output until the program exits, and returns its status; `None` at the deadline.
 ///
-/// The exit is observed through a pidfd, not by the end of the pipes: a background child of the program may keep them open.
+/// The exit is observed through a pidfd, not by the end of the pipes: a background child of the program may keep them
+/// open.
 fn wait_for_exit(
     child: &mut Child,
     captured: &mut [CapturedPipe; 2],

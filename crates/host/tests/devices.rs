@@ -1,5 +1,5 @@
-//! Loop devices, probing, formatting and mounting, with real devices and mounts. Needs root; fails with an error that says
-//! so.
+//! Loop devices, probing, formatting and mounting, with real devices and mounts. Needs root; fails with an error that
+//! says so.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,5 +1,5 @@
-//! Finds inconsistencies between records, images, loop devices and freezes, and repairs them. Drivers may serve the pool at the
-//! same time, so every object is read again under its lock before it is changed.
+//! Finds inconsistencies between records, images, loop devices and freezes, and repairs them. Drivers may serve the
+//! pool at the same time, so every object is read again under its lock before it is changed.
 //!
 //! Must not remove user data: an image without a record is removed only if it is empty or its deletion was interrupted;
 //! otherwise it is only reported. Locks need no audit: the kernel releases them when their holder dies.
@@ -127,8 +127,8 @@ impl Audit {
     }
 
     fn check_volume(&mut self, pool: &Pool, id: &str, object: &str) {
-        // Read under the lock: without it, a call that is in progress may have left an incomplete state. A volume that is
-        // locked is skipped.
+        // Read under the lock: without it, a call that is in progress may have left an incomplete state. A volume that
+        // is locked is skipped.
         let Ok(Some(guard)) = locks::try_acquire(pool.volume_lock(id), id) else { return };
         let record = pool.read_record(id);
         drop(guard);
@@ -226,8 +226,8 @@ impl Audit {
         }
     }
 
-    /// Checks for a temporary file that an interrupted replacement of a record has left. `lock` takes and releases the lock of the
-    /// id, to make sure that no replacement is in progress.
+    /// Checks for a temporary file that an interrupted replacement of a record has left. `lock` takes and releases the
+    /// lock of the id, to make sure that no replacement is in progress.
     fn check_temporary(
         &mut self,
         directory: &RecordDir,

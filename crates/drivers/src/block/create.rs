@@ -1,6 +1,8 @@
-//! CreateVolume: chooses the pool, the size and the file system, finds the source, and creates the record and the image.
+//! CreateVolume: chooses the pool, the size and the file system, finds the source, and creates the record and the
+//! image.
 //!
-//! The record decides whether the volume exists. A volume with a source is recorded as `filling` until its copy is complete.
+//! The record decides whether the volume exists. A volume with a source is recorded as `filling` until its copy is
+//! complete.
 use cleat_crash::point;
 use cleat_csi::Status;
 use cleat_host::filesystem::Format;
@@ -164,18 +166,19 @@ fn create_in_pool(pool: &Pool, name: &str, id: &str, new_volume: &NewVolume<'_>)
         None => {
             let image = pool.volumes.create_image(id, &VOLUME_DELETION)?;
             point("driver:image-begun");
-            // If the pool is full, the files are removed at once: the caller may choose another pool and never repeat the call.
+            // If the pool is full, the files are removed at once: the caller may choose another pool and never repeat
+            // the call.
             let unsynced = pool.volumes.write_new(id, &record).inspect_err(|_| volume.remove_incomplete())?;
             point("driver:recorded");
             let resize = || volume.resize_image(&image, 0, &record).inspect_err(|_| volume.remove_incomplete());
             if parameters::is_thick(&record.parameters) {
-                // The record must be durable first: allocated blocks without a record would count as data whose record was
-                // lost.
+                // The record must be durable first: allocated blocks without a record would count as data whose record
+                // was lost.
                 unsynced.sync()?;
                 resize()?;
             } else {
-                // One wait for the disk. Most file systems commit the image together with the record; where one does not,
-                // `ensure_image` creates the image again.
+                // One wait for the disk. Most file systems commit the image together with the record; where one does
+                // not, `ensure_image` creates the image again.
                 resize()?;
                 unsynced.sync()?;
             }

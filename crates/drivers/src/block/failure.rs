@@ -146,9 +146,10 @@ impl Failure {
             // The next stage grows the file system before it mounts it.
             | Failure::Grow(GrowError::OnlineNotPermitted { .. })
             | Failure::FormatForbidden { .. } => Code::FailedPrecondition,
-            Failure::MountOptions(_) | Failure::PoolNotFound(_) | Failure::SnapshotInGroup { .. } | Failure::GroupMembersDiffer(_) => {
-                Code::InvalidArgument
-            }
+            Failure::MountOptions(_)
+            | Failure::PoolNotFound(_)
+            | Failure::SnapshotInGroup { .. }
+            | Failure::GroupMembersDiffer(_) => Code::InvalidArgument,
             Failure::Busy(_) | Failure::VolumeIncomplete(_) => Code::Aborted,
             Failure::SnapshotNotReady(_) => Code::Unavailable,
             Failure::PoolFull { .. } | Failure::NodeVolumeLimit { .. } => Code::ResourceExhausted,
@@ -177,8 +178,8 @@ impl From<Failure> for Status {
     }
 }
 
-/// The status of an offloaded call. A call that exceeds its deadline may still take effect, so it gets a code that callers treat
-/// as uncertain.
+/// The status of an offloaded call. A call that exceeds its deadline may still take effect, so it gets a code that
+/// callers treat as uncertain.
 pub(crate) fn offload_status(error: OffloadError<Failure>) -> Status {
     match error {
         OffloadError::Failed(failure) => failure.into(),

@@ -1,7 +1,7 @@
 //! Freezing the file system of a volume so that a crash cannot leave it frozen for ever.
 //!
-//! The path of the mount is recorded in `held/<id>` before the freeze. If the process dies, the next one that locks the volume
-//! finds the record and thaws the file system. All functions require the lock of the volume.
+//! The path of the mount is recorded in `held/<id>` before the freeze. If the process dies, the next one that locks the
+//! volume finds the record and thaws the file system. All functions require the lock of the volume.
 use std::{
     ffi::OsStr,
     fs::{self, OpenOptions},
@@ -52,8 +52,8 @@ impl Drop for FrozenFileSystem {
     }
 }
 
-/// Thaws the file system that the file `record` names, if there is such a record, and removes the record. `image` is the image
-/// of the volume.
+/// Thaws the file system that the file `record` names, if there is such a record, and removes the record. `image` is
+/// the image of the volume.
 pub(crate) fn thaw_leftover(record: &Path, image: &Path) -> Result<(), Failure> {
     let at = match fs::read(record) {
         Ok(bytes) => PathBuf::from(OsStr::from_bytes(&bytes)),

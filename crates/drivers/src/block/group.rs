@@ -1,8 +1,8 @@
 //! The GroupController service: snapshots of several volumes at one point in time.
 //!
-//! All mounted file systems of the volumes are frozen before the first image is copied, and thawed after the last. A group is
-//! returned to the caller only when all its members are ready. If a call is interrupted, the repeated call cuts all members
-//! again.
+//! All mounted file systems of the volumes are frozen before the first image is copied, and thawed after the last. A
+//! group is returned to the caller only when all its members are ready. If a call is interrupted, the repeated call
+//! cuts all members again.
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -29,7 +29,7 @@ use super::{
     worker::Worker,
 };
 
-pub(crate) const GROUP_DELETION: DeletionCrashPoints =
+const GROUP_DELETION: DeletionCrashPoints =
     DeletionCrashPoints { retired: "driver:group-deleting", image_removed: "driver:group-removed" };
 
 pub(crate) struct GroupControllerService {
@@ -67,7 +67,8 @@ fn create(pools: &Pools, name: &str, sources: &BTreeSet<String>) -> Result<(Stri
         if pool.read_record(volume)?.is_none() {
             return Err(Failure::VolumeNotFound(source.clone()));
         }
-        // The slash makes the name invalid as an id, so it is hashed, and cannot equal the id of a snapshot of another name.
+        // The slash makes the name invalid as an id, so it is hashed, and cannot equal the id of a snapshot of another
+        // name.
         members.push(Member { source, pool, volume, id: id_for(&format!("{name}/{source}")), plan: None });
     }
     let default_pool = pools.by_name(None)?;

@@ -1,8 +1,9 @@
-//! Copies the image of a volume, also while the volume is in use, so that the copy is a consistent state of one point in time.
+//! Copies the image of a volume, also while the volume is in use, so that the copy is a consistent state of one point
+//! in time.
 //!
-//! Where files of the pool can share blocks, the image is flushed and then reflinked: the kernel blocks writers during the
-//! reflink, and the copy is what a power failure at that time would have left. Elsewhere the file system is frozen while the
-//! image is copied.
+//! Where files of the pool can share blocks, the image is flushed and then reflinked: the kernel blocks writers during
+//! the reflink, and the copy is what a power failure at that time would have left. Elsewhere the file system is frozen
+//! while the image is copied.
 use std::{
     fs::{self, File},
     io,

@@ -57,8 +57,8 @@ fn is_mount_of(mount: &Mount, devices: &[LoopDevice]) -> bool {
     devices.iter().any(mounted) || is_device_node_mount(mount, devices)
 }
 
-/// Whether the mount is a bind mount of the device node of one of the devices. The file name is compared first, so that the
-/// targets of other mounts, which may hang, are not accessed.
+/// Whether the mount is a bind mount of the device node of one of the devices. The file name is compared first, so that
+/// the targets of other mounts, which may hang, are not accessed.
 pub(crate) fn is_device_node_mount(mount: &Mount, devices: &[LoopDevice]) -> bool {
     devices.iter().any(|device| {
         mount.root.file_name() == device.path.file_name()

@@ -1,9 +1,10 @@
-//! Locks between processes: flock on files that are never removed. The kernel releases a lock when its holder dies, so a lock
-//! is never stale.
+//! Locks between processes: flock on files that are never removed. The kernel releases a lock when its holder dies, so
+//! a lock is never stale.
 //!
-//! A fixed number of lock files is shared by all ids, by their hash: no lock file has to be created or removed with a volume.
-//! Two ids with the same lock file exclude each other, which costs a short wait. A caller that needs several locks must take
-//! them in one call, which takes them in a fixed order and each file once; otherwise two callers could deadlock.
+//! A fixed number of lock files is shared by all ids, by their hash: no lock file has to be created or removed with a
+//! volume. Two ids with the same lock file exclude each other, which costs a short wait. A caller that needs several
+//! locks must take them in one call, which takes them in a fixed order and each file once; otherwise two callers could
+//! deadlock.
 use std::{
     collections::BTreeMap,
     fs::{File, OpenOptions},

@@ -1,30 +1,35 @@
-//! The CSI driver `block.cleat.dev`. Volumes are sparse image files in a pool directory, and loop devices where they are staged.
+//! The CSI driver `block.cleat.dev`. Volumes are sparse image files in a pool directory, and loop devices where they
+//! are staged.
 //!
 //! # Guarantees
-//! - A volume is staged only on a node that it is published to, and published to several nodes only if its capability allows
-//!   sharing. Both are checked under the lock of the volume, so several processes may serve one pool.
-//! - A device is formatted only if it is blank, or if a durable record says that the driver's own format was interrupted.
-//! - After a crash at any point the repeated call completes or cleans up. A volume exists if and only if its record exists. An
-//!   image contains no data before the record is written, and no data that is still needed after the record is removed.
+//! - A volume is staged only on a node that it is published to, and published to several nodes only if its capability
+//!   allows sharing. Both are checked under the lock of the volume, so several processes may serve one pool.
+//! - A device is formatted only if it is blank, or if a durable record says that the driver's own format was
+//!   interrupted.
+//! - After a crash at any point the repeated call completes or cleans up. A volume exists if and only if its record
+//!   exists. An image contains no data before the record is written, and no data that is still needed after the record
+//!   is removed.
 //!
 //! # Assumptions
-//! - On the file system of the pool a rename is atomic, and fsync and flock work. A pool that is shared between machines needs a
-//!   file system where this holds across machines.
+//! - On the file system of the pool a rename is atomic, and fsync and flock work. A pool that is shared between
+//!   machines needs a file system where this holds across machines.
 //! - All processes that serve one pool on a machine share its loop devices and its mount namespace.
-//! - An administrator who wants several disks mounts them, or creates directories, below `pools/` in the pool directory.
+//! - An administrator who wants several disks mounts them, or creates directories, below `pools/` in the pool
+//!   directory.
 //!
 //! # Crash points
-//! - CreateVolume: `driver:image-begun` (no record yet), `driver:recorded`, `driver:image-created`, `driver:filled` (copied from
-//!   its source, not complete yet).
+//! - CreateVolume: `driver:image-begun` (no record yet), `driver:recorded`, `driver:image-created`, `driver:filled`
+//!   (copied from its source, not complete yet).
 //! - DeleteVolume: `driver:deleting`, `driver:image-removed`.
 //! - ControllerPublish and ControllerUnpublish: `driver:attached`, `driver:detached`.
 //! - NodeStage: `driver:loop-attached`, `driver:format-recorded`, `driver:formatted`, `driver:staged`.
-//! - NodePublish, NodeUnpublish and NodeUnstage: `driver:published`, `driver:unpublished` (unmounted, the target still exists),
-//!   `driver:unstaged-mount` (unmounted, the loop device is still attached).
+//! - NodePublish, NodeUnpublish and NodeUnstage: `driver:published`, `driver:unpublished` (unmounted, the target still
+//!   exists), `driver:unstaged-mount` (unmounted, the loop device is still attached).
 //! - Expansion: `driver:expansion-recorded`, `driver:image-expanded`, `driver:device-grown`, `driver:grown`.
 //! - Snapshots: `driver:snapshot-recorded`, `driver:frozen`, `driver:snapshot-copying` (its caller may know it),
 //!   `driver:snapshot-copied`, `driver:snapshot-deleting`, `driver:snapshot-image-removed`.
-//! - Group snapshots: `driver:group-recorded`, `driver:group-copied`, `driver:group-member-deleted`, `driver:group-deleting`.
+//! - Group snapshots: `driver:group-recorded`, `driver:group-copied`, `driver:group-member-deleted`,
+//!   `driver:group-deleting`.
 //!
 //! | file | owns |
 //! |---|---|
@@ -186,8 +191,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), RunError
     Ok(())
 }
 
-/// Repairs in the background what a driver that died has left: repeating an interrupted copy may take long, and no call has to
-/// wait for it.
+/// Repairs in the background what a driver that died has left: repeating an interrupted copy may take long, and no call
+/// has to wait for it.
 fn start_recovery(pools: &Arc<pools::Pools>) {
     let pools = Arc::clone(pools);
     let started = std::thread::Builder::new().name("recover".into()).spawn(move || {

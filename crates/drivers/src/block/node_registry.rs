@@ -35,8 +35,8 @@ pub(crate) struct NodeRegistry {
     directory: PathBuf,
     /// The boot id of this machine.
     machine: String,
-    /// A cache of the publications in the records, read at first use and updated by this process. Other processes publish
-    /// too, so it may lack some; `reserve` reads the records again before it refuses.
+    /// A cache of the publications in the records, read at first use and updated by this process. Other processes
+    /// publish too, so it may lack some; `reserve` reads the records again before it refuses.
     published: Mutex<Option<VolumesByNode>>,
 }
 

@@ -1,5 +1,5 @@
-//! Pages of a listing. A token contains the last id of the previous page, so objects that are created or deleted between two
-//! pages do not disturb the listing. Pure.
+//! Pages of a listing. A token contains the last id of the previous page, so objects that are created or deleted
+//! between two pages do not disturb the listing. Pure.
 use cleat_csi::Status;
 
 /// The size of a page if the caller sets no limit.

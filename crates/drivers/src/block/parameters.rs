@@ -1,5 +1,5 @@
-//! The parameters of StorageClasses and VolumeAttributesClasses: their names, allowed values and meaning. Pure. An invalid
-//! parameter is refused with a status that names it.
+//! The parameters of StorageClasses and VolumeAttributesClasses: their names, allowed values and meaning. Pure. An
+//! invalid parameter is refused with a status that names it.
 use std::collections::{BTreeMap, HashMap};
 
 use cleat_csi::Status;
@@ -99,7 +99,8 @@ pub(crate) fn mkfs_options(parameters: &Parameters) -> Vec<String> {
     options.split_ascii_whitespace().map(str::to_owned).collect()
 }
 
-/// Refuses options that name another device or a file, and force flags: a class may only set properties of the file system.
+/// Refuses options that name another device or a file, and force flags: a class may only set properties of the file
+/// system.
 pub(crate) fn check_mkfs_options(parameters: &Parameters, format: Option<Format>) -> Result<(), Status> {
     let options = mkfs_options(parameters);
     let Some(format) = format else {

@@ -1,5 +1,5 @@
-//! One pool: its directories `volumes/`, `snapshots/`, `locks/` and `held/`, and the operations on the record and the image of
-//! one volume. Every function blocks.
+//! One pool: its directories `volumes/`, `snapshots/`, `locks/` and `held/`, and the operations on the record and the
+//! image of one volume. Every function blocks.
 //!
 //! Must not attach devices or mount; the caller makes sure that an image it removes is not in use.
 use std::{
@@ -48,7 +48,8 @@ pub(crate) const VOLUME_DELETION: DeletionCrashPoints =
 impl Pool {
     pub(crate) fn open(root: &Path, nodes: Arc<NodeRegistry>) -> Result<Pool, PoolError> {
         let failed = |step| move |source| PoolError::Open { step, path: root.to_owned(), source };
-        // The kernel shows the backing file of a loop device by its full path, which is compared with paths in the pool.
+        // The kernel shows the backing file of a loop device by its full path, which is compared with paths in the
+        // pool.
         let root = root.canonicalize().map_err(failed("resolve it"))?;
         let (lock_dir, freeze_record_dir) = (root.join("locks"), root.join("held"));
         ensure_directory(&lock_dir).map_err(failed("make locks/"))?;
@@ -86,7 +87,8 @@ impl Pool {
         FrozenFileSystem::freeze(self.freeze_record_dir.join(id), at)
     }
 
-    /// Thaws the file system of a volume if a process that died has left it frozen. The caller holds the lock of the volume.
+    /// Thaws the file system of a volume if a process that died has left it frozen. The caller holds the lock of the
+    /// volume.
     pub(crate) fn thaw_leftover(&self, id: &str) -> Result<(), Failure> {
         frozen::thaw_leftover(&self.freeze_record_dir.join(id), &self.image_path(id))
     }
@@ -97,7 +99,8 @@ impl Pool {
         entries.filter_map(|entry| entry.file_name().into_string().ok()).filter(|id| is_id(id)).collect()
     }
 
-    /// Locks a volume against other processes. Calls of this process for one volume exclude each other before (`worker`).
+    /// Locks a volume against other processes. Calls of this process for one volume exclude each other before
+    /// (`worker`).
     pub(crate) fn lock<'a>(&'a self, id: &'a str) -> Result<LockedVolume<'a>, Failure> {
         self.lock_with(id, [])
     }
@@ -130,7 +133,8 @@ impl Pool {
         Ok(self.read_record(id)?.map(|record| (volume, record)))
     }
 
-    /// Locks a volume and reads its record. Fails if the volume does not exist, or is still being copied from its source.
+    /// Locks a volume and reads its record. Fails if the volume does not exist, or is still being copied from its
+    /// source.
     pub(crate) fn lock_existing<'a>(&'a self, id: &'a str) -> Result<(LockedVolume<'a>, VolumeRecord), Failure> {
         match self.lock_if_exists(id)? {
             Some((_, record)) if record.filling => Err(Failure::VolumeIncomplete(id.to_owned())),
@@ -172,8 +176,8 @@ impl LockedVolume<'_> {
         self.pool.volumes.write(self.id, record)
     }
 
-    /// Makes the image as large as the record says, and creates it if the volume never had data. The image is not synced on
-    /// its own: every use of it calls this first, which restores what a power failure removed.
+    /// Makes the image as large as the record says, and creates it if the volume never had data. The image is not
+    /// synced on its own: every use of it calls this first, which restores what a power failure removed.
     pub(crate) fn ensure_image(&self, record: &VolumeRecord) -> Result<(), Failure> {
         let path = self.image_path();
         let failure = |step| io_failure(step, &path);
@@ -244,8 +248,8 @@ impl LockedVolume<'_> {
         Ok(())
     }
 
-    /// Enlarges the volume. The record is written first: after a crash the repeated call finds the image smaller than the
-    /// record, and enlarges it.
+    /// Enlarges the volume. The record is written first: after a crash the repeated call finds the image smaller than
+    /// the record, and enlarges it.
     pub(crate) fn expand(&self, record: &mut VolumeRecord, capacity: u64) -> Result<(), Failure> {
         if capacity > record.capacity {
             let before = record.capacity;

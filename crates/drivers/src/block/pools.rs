@@ -1,5 +1,5 @@
-//! The pools of the driver: the default pool, and the named pools below `pools/` in it, which an administrator creates or
-//! mounts there.
+//! The pools of the driver: the default pool, and the named pools below `pools/` in it, which an administrator creates
+//! or mounts there.
 //!
 //! The CSI id of a volume or snapshot is `<id>` in the default pool, and `<pool>:<id>` in a named pool.
 use std::{
@@ -62,8 +62,8 @@ impl Pools {
         Ok(pool)
     }
 
-    /// The pool of a CSI id, and the id in that pool. An id with an unknown pool is resolved to the default pool, where it is not
-    /// found: ids there contain no separator.
+    /// The pool of a CSI id, and the id in that pool. An id with an unknown pool is resolved to the default pool, where
+    /// it is not found: ids there contain no separator.
     pub(crate) fn resolve<'a>(&self, id: &'a str) -> Result<(Arc<Pool>, &'a str), Failure> {
         match id.split_once(POOL_SEPARATOR) {
             None => Ok((Arc::clone(&self.default_pool), id)),

@@ -85,8 +85,8 @@ impl UnixTime {
 pub(crate) enum SnapshotState {
     /// CreateSnapshot has not returned it to any caller: a repeated call may cut it at a later point in time.
     Cutting,
-    /// CreateSnapshot may have returned it, so it must contain the data of the time at which it was cut. An interrupted copy
-    /// can be repeated only if the modification time of the volume's image is still `image_modified`.
+    /// CreateSnapshot may have returned it, so it must contain the data of the time at which it was cut. An interrupted
+    /// copy can be repeated only if the modification time of the volume's image is still `image_modified`.
     Copying {
         #[serde(rename = "unchanged")]
         image_modified: UnixTime,
@@ -96,8 +96,8 @@ pub(crate) enum SnapshotState {
     Lost,
 }
 
-/// The record of a group snapshot: several snapshots of one point in time. Stored in the default pool, also if its members are in
-/// other pools.
+/// The record of a group snapshot: several snapshots of one point in time. Stored in the default pool, also if its
+/// members are in other pools.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct GroupRecord {

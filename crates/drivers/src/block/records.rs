@@ -1,9 +1,10 @@
-//! A directory of records and images: `<id>.json` and `<id>.img`. Used for volumes, snapshots and groups. Every function
-//! blocks. The caller holds the lock of the id that it changes, and makes sure that an image it removes is not in use.
+//! A directory of records and images: `<id>.json` and `<id>.img`. Used for volumes, snapshots and groups. Every
+//! function blocks. The caller holds the lock of the id that it changes, and makes sure that an image it removes is not
+//! in use.
 //!
-//! An object exists if and only if its record exists. A deletion removes the record of an empty image, and renames the record
-//! of an image with data to `<id>.gone` (the record is then called retired). Files that a crash leaves after that are
-//! leftovers: the next deletion or creation of the same id removes them.
+//! An object exists if and only if its record exists. A deletion removes the record of an empty image, and renames the
+//! record of an image with data to `<id>.gone` (the record is then called retired). Files that a crash leaves after
+//! that are leftovers: the next deletion or creation of the same id removes them.
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Write},
@@ -20,8 +21,8 @@ use super::{failure::Failure, request::is_id};
 pub(crate) struct RecordDir {
     directory: PathBuf,
     new_file_sync: NewFileSync,
-    /// Held while names are removed from the directory. The kernel serialises these removals itself, but its waiters spin,
-    /// and a deletion waits there several times; with the mutex it waits once and sleeps.
+    /// Held while names are removed from the directory. The kernel serialises these removals itself, but its waiters
+    /// spin, and a deletion waits there several times; with the mutex it waits once and sleeps.
     removal: Mutex<()>,
 }
 
@@ -82,14 +83,14 @@ impl RecordDir {
         self.directory.join(format!("{id}.gone"))
     }
 
-    /// Where `write` prepares a record. The lock of the id makes sure that only one process uses it; `list` ignores it because
-    /// of the leading dot.
+    /// Where `write` prepares a record. The lock of the id makes sure that only one process uses it; `list` ignores it
+    /// because of the leading dot.
     pub(crate) fn temporary_path(&self, id: &str) -> PathBuf {
         self.directory.join(format!(".{id}.json"))
     }
 
-    /// Reads a record; `None` if there is none. Needs no lock, because records are replaced atomically; without the lock the
-    /// record may have been replaced by the time this returns.
+    /// Reads a record; `None` if there is none. Needs no lock, because records are replaced atomically; without the
+    /// lock the record may have been replaced by the time this returns.
     pub(crate) fn read<T: DeserializeOwned>(&self, id: &str) -> Result<Option<T>, Failure> {
         if !is_id(id) {
             return Ok(None);
@@ -116,9 +117,10 @@ impl RecordDir {
         self.sync()
     }
 
-    /// Writes the first record of an id, without a temporary file: the file and its name then become durable in one commit of
-    /// the file system's journal, which concurrent calls share. A power failure may leave an empty file, which `read` treats
-    /// as no record. That is safe because no caller reports the object before [`UnsyncedRecord::sync`] returns.
+    /// Writes the first record of an id, without a temporary file: the file and its name then become durable in one
+    /// commit of the file system's journal, which concurrent calls share. A power failure may leave an empty file,
+    /// which `read` treats as no record. That is safe because no caller reports the object before
+    /// [`UnsyncedRecord::sync`] returns.
     pub(crate) fn write_new<T: Serialize>(&self, id: &str, record: &T) -> Result<UnsyncedRecord<'_>, Failure> {
         let path = self.record_path(id);
         let bytes = self.encode(id, record)?;
@@ -160,7 +162,8 @@ impl RecordDir {
         Ok(names)
     }
 
-    /// Whether neither a record nor an image nor a retired record of this id exists. If it returns true, that is durable.
+    /// Whether neither a record nor an image nor a retired record of this id exists. If it returns true, that is
+    /// durable.
     pub(crate) fn is_absent(&self, id: &str) -> Result<bool, Failure> {
         if [self.record_path(id), self.retired_path(id), self.image_path(id)].iter().any(|path| path.exists()) {
             return Ok(false);
@@ -169,8 +172,8 @@ impl RecordDir {
         self.sync().map(|()| true)
     }
 
-    /// Removes the record and the image; the removal is durable when this returns. The steps change one directory, and the
-    /// file system keeps them in order, so one sync at the end is enough.
+    /// Removes the record and the image; the removal is durable when this returns. The steps change one directory, and
+    /// the file system keeps them in order, so one sync at the end is enough.
     pub(crate) fn remove(&self, id: &str, points: &DeletionCrashPoints) -> Result<(), Failure> {
         let (record, image) = (self.record_path(id), self.image_path(id));
         let state = inspect_image(&image)?;
@@ -196,8 +199,8 @@ impl RecordDir {
         self.sync()
     }
 
-    /// Creates the empty image of an id that has no record. Leftovers of an interrupted creation or deletion of the id are
-    /// removed first; they always include an image or a retired record, so only these two are checked.
+    /// Creates the empty image of an id that has no record. Leftovers of an interrupted creation or deletion of the id
+    /// are removed first; they always include an image or a retired record, so only these two are checked.
     pub(crate) fn create_image(&self, id: &str, points: &DeletionCrashPoints) -> Result<File, Failure> {
         let image = self.image_path(id);
         let failure = || io_failure("make the image", &image);
@@ -211,8 +214,8 @@ impl RecordDir {
                 }
             }
         }
-        // This removal must be durable before the new record is written: otherwise a power failure could leave the new record
-        // beside the image of the deleted object.
+        // This removal must be durable before the new record is written: otherwise a power failure could leave the new
+        // record beside the image of the deleted object.
         self.remove_leftovers(id, points)?;
         create().map_err(failure())
     }
@@ -292,8 +295,8 @@ pub(crate) fn inspect_image(image: &Path) -> Result<ImageState, Failure> {
     }
 }
 
-/// Removes a file if it exists, and returns whether it did. Checks first, because unlink takes the lock of the directory even
-/// if the file does not exist, and blocks other calls.
+/// Removes a file if it exists, and returns whether it did. Checks first, because unlink takes the lock of the
+/// directory even if the file does not exist, and blocks other calls.
 pub(crate) fn remove_file(path: &Path) -> io::Result<bool> {
     if !fs::exists(path)? {
         return Ok(false);

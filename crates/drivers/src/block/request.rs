@@ -1,4 +1,5 @@
-//! Parses and validates requests, which are untrusted. Pure. An invalid request is refused with a status that names the field.
+//! Parses and validates requests, which are untrusted. Pure. An invalid request is refused with a status that names the
+//! field.
 use std::collections::{BTreeMap, HashMap};
 
 use cleat_csi::{
@@ -123,7 +124,8 @@ impl SizeRange {
         self.required <= capacity
     }
 
-    /// The size of a new volume: at least what the file system and the source need, rounded up, and never above the limit.
+    /// The size of a new volume: at least what the file system and the source need, rounded up, and never above the
+    /// limit.
     pub(crate) fn choose(&self, file_system: Option<Format>, source: Option<u64>) -> Result<u64, Status> {
         let minimum = min_volume_bytes(file_system).max(source.unwrap_or(0));
         let wanted = match (self.required, self.limit) {
@@ -222,7 +224,8 @@ pub(crate) fn parse_source(source: Option<&VolumeContentSource>) -> Result<Optio
     }
 }
 
-/// The id of an object, derived from its name: a repeated create call gets the same id. A name that is not a valid id is hashed.
+/// The id of an object, derived from its name: a repeated create call gets the same id. A name that is not a valid id
+/// is hashed.
 pub(crate) fn id_for(name: &str) -> String {
     let looks_hashed = |name: &str| name.strip_prefix("h-").is_some_and(|rest| rest.len() == 64);
     if is_id(name) && !looks_hashed(name) {
@@ -233,7 +236,8 @@ pub(crate) fn id_for(name: &str) -> String {
     }
 }
 
-/// Whether the string can be an id. Ids are used as file names: no separators, no leading dot, and short enough for a suffix.
+/// Whether the string can be an id. Ids are used as file names: no separators, no leading dot, and short enough for a
+/// suffix.
 pub(crate) fn is_id(id: &str) -> bool {
     id.len() <= validate::MAX_STRING
         && id.starts_with(|first: char| first.is_ascii_alphanumeric())

@@ -31,8 +31,8 @@ pub(crate) fn snapshot(csi_id: String, record: &SnapshotRecord) -> v1::Snapshot 
         creation_time: Some(timestamp(record.created)),
         ready_to_use: record.state == SnapshotState::Ready,
         group_snapshot_id: record.group.clone().unwrap_or_default(),
-        // Optional, and csi-sanity 5.6 rejects every topology that it did not build itself. CreateVolume refuses to restore a
-        // snapshot in another topology.
+        // Optional, and csi-sanity 5.6 rejects every topology that it did not build itself. CreateVolume refuses to
+        // restore a snapshot in another topology.
         accessible_topology: Vec::new(),
     }
 }

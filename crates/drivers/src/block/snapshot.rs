@@ -1,8 +1,9 @@
-//! Snapshots of one volume: cuts them, copies them in the background where the pool cannot share blocks, and deletes them.
+//! Snapshots of one volume: cuts them, copies them in the background where the pool cannot share blocks, and deletes
+//! them.
 //!
-//! A snapshot contains the data of the time at which CreateSnapshot first reported it as cut. An interrupted copy is repeated
-//! only if the image of the volume has not changed since. Otherwise the snapshot is lost, and every call for it fails with
-//! DATA_LOSS until it is deleted.
+//! A snapshot contains the data of the time at which CreateSnapshot first reported it as cut. An interrupted copy is
+//! repeated only if the image of the volume has not changed since. Otherwise the snapshot is lost: CreateSnapshot for
+//! its name and CreateVolume from it fail with DATA_LOSS until it is deleted.
 use std::{
     sync::{
         Arc,
@@ -93,8 +94,8 @@ struct SnapshotJob {
 }
 
 impl SnapshotJob {
-    /// Cuts and copies the snapshot, and returns its final record. If the image has to be copied, the record is also sent to
-    /// `progress` when the snapshot is cut and before the copy starts.
+    /// Cuts and copies the snapshot, and returns its final record. If the image has to be copied, the record is also
+    /// sent to `progress` when the snapshot is cut and before the copy starts.
     fn run(&self, progress: &Sender<Result<SnapshotRecord, Failure>>) -> Result<SnapshotRecord, Failure> {
         let SnapshotJob { pool, volume, id, .. } = self;
         if !is_id(volume) {
@@ -249,8 +250,8 @@ pub(crate) fn delete(pools: &Pools, csi_id: &str, group: Option<&str>) -> Result
     }
 }
 
-/// Called when the driver starts: repeats the interrupted copies that can be repeated, and thaws file systems that a process
-/// which died has left frozen.
+/// Called when the driver starts: repeats the interrupted copies that can be repeated, and thaws file systems that a
+/// process which died has left frozen.
 pub(crate) fn recover(pools: &Pools) -> Result<(), Failure> {
     for (_, pool) in pools.all()? {
         for id in pool.snapshots.list("")? {

@@ -1,8 +1,8 @@
-//! The operations on a node: attach the loop device, create the file system, mount, and the reverse. Every function blocks, and
-//! may hang.
+//! The operations on a node: attach the loop device, create the file system, mount, and the reverse. Every function
+//! blocks, and may hang.
 //!
-//! Whether a volume is staged or published is read from the kernel, never remembered: the state of the kernel survives a crash
-//! of the driver. Must not unmount or detach anything that does not belong to the volume.
+//! Whether a volume is staged or published is read from the kernel, never remembered: the state of the kernel survives
+//! a crash of the driver. Must not unmount or detach anything that does not belong to the volume.
 use std::{
     fs, io,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
@@ -149,8 +149,8 @@ fn stage_block(volume: &LockedVolume<'_>, record: &mut VolumeRecord, id: &str, a
     apply_bandwidth(record, &device)
 }
 
-/// Makes sure that the device contains the wanted file system. Formats only a blank device, or one whose format by the driver was
-/// interrupted.
+/// Makes sure that the device contains the wanted file system. Formats only a blank device, or one whose format by the
+/// driver was interrupted.
 fn ensure_file_system(
     volume: &LockedVolume<'_>,
     record: &mut VolumeRecord,

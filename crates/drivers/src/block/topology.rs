@@ -1,4 +1,5 @@
-//! From which nodes the volumes can be accessed: from all nodes, or only from one if the pool is on its local disk. Pure.
+//! From which nodes the volumes can be accessed: from all nodes, or only from one if the pool is on its local disk.
+//! Pure.
 use std::collections::HashMap;
 
 use cleat_csi::{
@@ -38,8 +39,8 @@ impl Accessibility {
         }
     }
 
-    /// Fails if a volume with these requirements can only be created on another node, with RESOURCE_EXHAUSTED: callers then
-    /// choose another topology.
+    /// Fails if a volume with these requirements can only be created on another node, with RESOURCE_EXHAUSTED: callers
+    /// then choose another topology.
     pub(crate) fn check(&self, requirement: Option<&TopologyRequirement>) -> Result<(), Status> {
         let requisite = requirement.map_or(&[][..], |requirement| &requirement.requisite);
         if requisite.is_empty() || requisite.iter().any(|topology| self.satisfies(topology)) {

@@ -1,5 +1,5 @@
-//! Runs the calls of the controller services: off the async workers and with a deadline. Calls that change something exclude
-//! each other by key.
+//! Runs the calls of the controller services: off the async workers and with a deadline. Calls that change something
+//! exclude each other by key.
 use std::{sync::Arc, time::Duration};
 
 use cleat_csi::InFlight;
@@ -11,7 +11,8 @@ use super::{
     pools::Pools,
 };
 
-/// Enough for file operations. A copy may take longer: it continues, and the caller gets DEADLINE_EXCEEDED and repeats the call.
+/// Enough for file operations. A copy may take longer: it continues, and the caller gets DEADLINE_EXCEEDED and repeats
+/// the call.
 const CALL_DEADLINE: Duration = Duration::from_secs(60);
 
 #[derive(Clone)]
