@@ -258,7 +258,7 @@ impl LockedVolume<'_> {
             self.write(record)?;
             point("driver:expansion-recorded");
             if let Err(failure) = self.ensure_image(record) {
-                // No caller has been told the new size.
+                // The new size has not been returned to any caller.
                 record.capacity = before;
                 self.write(record)?;
                 return Err(failure);

@@ -72,11 +72,11 @@ async fn a_thick_volume_has_its_blocks_or_is_not_created() {
         parameters: parameters.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
         ..Default::default()
     };
-    let thick_room = a.get_capacity(capacity(&[("provisioning", "thick")])).await.unwrap();
-    assert!(thick_room.available_capacity < GIB);
-    assert_eq!(thick_room.maximum_volume_size, Some(thick_room.available_capacity));
-    let thin_room = a.get_capacity(capacity(&[])).await.unwrap();
-    assert!(thin_room.maximum_volume_size > thick_room.maximum_volume_size);
+    let thick_capacity = a.get_capacity(capacity(&[("provisioning", "thick")])).await.unwrap();
+    assert!(thick_capacity.available_capacity < GIB);
+    assert_eq!(thick_capacity.maximum_volume_size, Some(thick_capacity.available_capacity));
+    let thin_capacity = a.get_capacity(capacity(&[])).await.unwrap();
+    assert!(thin_capacity.maximum_volume_size > thick_capacity.maximum_volume_size);
 
     // A thick volume must not share blocks: a later write could then fail because the pool is full.
     for (volume, name, shared) in [(&thick, "of-thick", false), (&thin, "of-thin", true)] {
