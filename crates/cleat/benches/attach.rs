@@ -175,7 +175,7 @@ impl Bench {
         }
         let pool = stack.layout().pool();
         for n in which.clone() {
-            block::announce(&pool, &node_name(n), i64::MAX).expect("the node is announced");
+            block::register_node(&pool, &node_name(n), i64::MAX).expect("the node is announced");
         }
         stream::iter(which.clone())
             .for_each_concurrent(MAX_CONCURRENT_REQUESTS, |n| async move {

@@ -36,7 +36,7 @@ pub struct BlockArgs {
     #[arg(long)]
     node_local: bool,
     /// Maximum number of volumes on this node.
-    #[arg(long, value_name = "N", default_value_t = block::MAX_VOLUMES, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = block::DEFAULT_MAX_VOLUMES, value_parser = clap::value_parser!(u32).range(1..))]
     max_volumes: u32,
     /// Does not serve; checks the pool and lists what is inconsistent: missing images, interrupted snapshots, unused loop devices.
     #[arg(long, conflicts_with_all = ["endpoint", "node_id", "mode", "node_local", "max_volumes"])]
@@ -87,7 +87,7 @@ async fn audit(pool: PathBuf, repair: bool) -> Result<()> {
     for finding in &findings {
         console::print(&format!("{finding}\n"));
     }
-    let left = findings.iter().filter(|finding| !matches!(finding.outcome, block::Outcome::Repaired(_))).count();
+    let left = findings.iter().filter(|finding| !matches!(finding.outcome, block::RepairOutcome::Repaired(_))).count();
     match (findings.len(), left) {
         (0, _) => console::print("everything matches\n"),
         (_, 0) => {}

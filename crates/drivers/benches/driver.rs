@@ -1,5 +1,5 @@
-//! What the driver adds to the bare work: each step through its socket, beside the same system calls and programs without
-//! it. Needs root. `cargo xtask bench driver`.
+//! The overhead of the driver: each step through its socket, compared with the same system calls and programs without
+//! the driver. Needs root. `cargo xtask bench driver`.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -20,22 +20,22 @@ use cleat_csi::{
 use cleat_drivers::block::{self, Config};
 use cleat_host::{
     Access,
-    filesystem::{self, Format, Over},
+    filesystem::{self, Format, Overwrite},
     loopdev,
-    mount::{self, Options},
+    mount::{self, MountOptions},
 };
 use tokio_util::sync::CancellationToken;
 
 const GIB: i64 = 1 << 30;
-/// Each with a format, so fewer of them.
-const STAGED: usize = 64;
-const CREATED: usize = 1024;
+/// Fewer than created ones, because each is formatted.
+const STAGED_VOLUMES: usize = 64;
+const CREATED_VOLUMES: usize = 1024;
 const IN_FLIGHT: [usize; 3] = [1, 16, 64];
 const DEADLINE: Duration = Duration::from_secs(300);
 
 #[tokio::main(flavor = "multi_thread")]
 async fn main() {
-    // `cargo test --benches` runs it too, and expects nothing.
+    // `cargo test --benches` runs this too; it must do nothing then.
     if !std::env::args().any(|argument| argument == "--bench") {
         return;
     }
@@ -49,23 +49,26 @@ async fn main() {
     client.wait_ready(Duration::from_secs(30)).await.unwrap();
 
     println!("| step | in flight | p50 | p99 | rate |\n|---|---|---|---|---|");
-    // First of all: ext4 keeps off the inodes of deleted files for a while, and searching past them takes longer than the rest.
-    for (turn, in_flight) in IN_FLIGHT.into_iter().enumerate() {
-        let fresh = (turn + 1) * CREATED..(turn + 2) * CREATED;
+    // Measured first: ext4 does not reuse the inodes of deleted files for a while, and skipping them takes longer than
+    // the rest.
+    for (round, in_flight) in IN_FLIGHT.into_iter().enumerate() {
+        let fresh = (round + 1) * CREATED_VOLUMES..(round + 2) * CREATED_VOLUMES;
         run("CreateVolume, nothing deleted before", in_flight, fresh, &client, &directory, Step::Create).await;
     }
-    let all = CREATED..(IN_FLIGHT.len() + 1) * CREATED;
+    let all = CREATED_VOLUMES..(IN_FLIGHT.len() + 1) * CREATED_VOLUMES;
     run("(delete)", 1, all, &client, &directory, Step::Delete).await;
-    let bare = bare(directory.path());
+    let bare = measure_bare(directory.path());
     for in_flight in IN_FLIGHT {
-        let create = run("CreateVolume", in_flight, 0..CREATED, &client, &directory, Step::Create).await;
-        let delete = run("DeleteVolume", in_flight, 0..CREATED, &client, &directory, Step::Delete).await;
-        run("(create)", in_flight, 0..STAGED, &client, &directory, Step::Create).await;
-        let publish = run("ControllerPublish", in_flight, 0..STAGED, &client, &directory, Step::Attach).await;
-        let up = run("NodeStage + NodePublish, ext4", in_flight, 0..STAGED, &client, &directory, Step::Up).await;
-        let down = run("NodeUnpublish + NodeUnstage", in_flight, 0..STAGED, &client, &directory, Step::Down).await;
-        run("ControllerUnpublish", in_flight, 0..STAGED, &client, &directory, Step::Detach).await;
-        run("(delete)", in_flight, 0..STAGED, &client, &directory, Step::Delete).await;
+        let create = run("CreateVolume", in_flight, 0..CREATED_VOLUMES, &client, &directory, Step::Create).await;
+        let delete = run("DeleteVolume", in_flight, 0..CREATED_VOLUMES, &client, &directory, Step::Delete).await;
+        run("(create)", in_flight, 0..STAGED_VOLUMES, &client, &directory, Step::Create).await;
+        let publish = run("ControllerPublish", in_flight, 0..STAGED_VOLUMES, &client, &directory, Step::Attach).await;
+        let up =
+            run("NodeStage + NodePublish, ext4", in_flight, 0..STAGED_VOLUMES, &client, &directory, Step::Up).await;
+        let down =
+            run("NodeUnpublish + NodeUnstage", in_flight, 0..STAGED_VOLUMES, &client, &directory, Step::Down).await;
+        run("ControllerUnpublish", in_flight, 0..STAGED_VOLUMES, &client, &directory, Step::Detach).await;
+        run("(delete)", in_flight, 0..STAGED_VOLUMES, &client, &directory, Step::Delete).await;
         if in_flight == 1 {
             println!("\nover the bare work, p50 per RPC, one in flight:");
             for (step, with, without, calls) in [
@@ -94,7 +97,7 @@ enum Step {
     Delete,
 }
 
-/// The median in seconds.
+/// Runs a step for all numbers, and returns its median duration in seconds.
 async fn run(
     name: &str,
     in_flight: usize,
@@ -110,9 +113,9 @@ async fn run(
         running.spawn(async move {
             let mut times = Vec::new();
             for number in numbers.skip(worker).step_by(in_flight) {
-                let begun = Instant::now();
-                take(step, &client, directory.path(), number).await;
-                times.push(begun.elapsed().as_secs_f64());
+                let started_at = Instant::now();
+                run_step(step, &client, directory.path(), number).await;
+                times.push(started_at.elapsed().as_secs_f64());
             }
             times
         });
@@ -121,17 +124,17 @@ async fn run(
     report(name, &in_flight.to_string(), times, started.elapsed())
 }
 
-fn report(name: &str, in_flight: &str, mut times: Vec<f64>, whole: Duration) -> f64 {
+fn report(name: &str, in_flight: &str, mut times: Vec<f64>, total: Duration) -> f64 {
     times.sort_by(f64::total_cmp);
-    let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize];
+    let at = |fraction: f64| times[((times.len() - 1) as f64 * fraction) as usize];
     if !name.starts_with('(') {
-        let rate = times.len() as f64 / whole.as_secs_f64();
+        let rate = times.len() as f64 / total.as_secs_f64();
         println!("| {name} | {in_flight} | {:.2} ms | {:.2} ms | {rate:.0}/s |", at(0.5) * 1e3, at(0.99) * 1e3);
     }
     at(0.5)
 }
 
-async fn take(step: Step, client: &Client, directory: &Path, number: usize) {
+async fn run_step(step: Step, client: &Client, directory: &Path, number: usize) {
     let volume_id = format!("v-{number}");
     let at = |name: &str| directory.join(format!("{name}-{number}")).to_str().unwrap().to_owned();
     let capability = || {
@@ -193,8 +196,8 @@ async fn take(step: Step, client: &Client, directory: &Path, number: usize) {
     }
 }
 
-/// Medians in seconds.
-struct Bare {
+/// Median durations in seconds, without the driver.
+struct BareMedians {
     create: f64,
     record: f64,
     up: f64,
@@ -202,56 +205,56 @@ struct Bare {
     delete: f64,
 }
 
-/// The same effects by hand: as many files made durable, the same programs, the same system calls.
-fn bare(directory: &Path) -> Bare {
-    let place = directory.join("bare");
-    fs::create_dir(&place).unwrap();
-    let image = |number: usize| place.join(format!("{number}.img"));
-    let record = |number: usize| place.join(format!("{number}.json"));
-    let create = timed("bare: record with fsync, sparse file", CREATED, |number| {
-        durable(&record(number));
+/// Measures the same effects without the driver: as many synced files, the same programs, the same system calls.
+fn measure_bare(parent: &Path) -> BareMedians {
+    let directory = parent.join("bare");
+    fs::create_dir(&directory).unwrap();
+    let image = |number: usize| directory.join(format!("{number}.img"));
+    let record = |number: usize| directory.join(format!("{number}.json"));
+    let create = timed("bare: record with fsync, sparse file", CREATED_VOLUMES, |number| {
+        write_synced(&record(number));
         File::create(image(number)).unwrap().set_len(GIB as u64).unwrap();
     });
-    let rewritten = timed("bare: record replaced, directory synced", STAGED, |number| {
-        let temporary = place.join("temporary");
-        durable(&temporary);
+    let rewritten = timed("bare: record replaced, directory synced", STAGED_VOLUMES, |number| {
+        let temporary = directory.join("temporary");
+        write_synced(&temporary);
         fs::rename(&temporary, record(number)).unwrap();
-        File::open(&place).unwrap().sync_all().unwrap();
+        File::open(&directory).unwrap().sync_all().unwrap();
     });
-    let (stage, target) = (place.join("stage"), place.join("target"));
+    let (stage, target) = (directory.join("stage"), directory.join("target"));
     fs::create_dir(&stage).unwrap();
     fs::create_dir(&target).unwrap();
     let (mut ups, mut downs) = (Vec::new(), Vec::new());
-    for number in 0..STAGED {
-        let begun = Instant::now();
+    for number in 0..STAGED_VOLUMES {
+        let started_at = Instant::now();
         up(&image(number), &stage, &target);
-        ups.push(begun.elapsed().as_secs_f64());
-        let begun = Instant::now();
+        ups.push(started_at.elapsed().as_secs_f64());
+        let started_at = Instant::now();
         mount::unmount(&target).unwrap();
         mount::unmount(&stage).unwrap();
         loopdev::detach_file(&image(number)).unwrap();
-        downs.push(begun.elapsed().as_secs_f64());
+        downs.push(started_at.elapsed().as_secs_f64());
     }
-    let whole = |times: &[f64]| Duration::from_secs_f64(times.iter().sum());
-    let (all_ups, all_downs) = (whole(&ups), whole(&downs));
+    let total = |times: &[f64]| Duration::from_secs_f64(times.iter().sum());
+    let (all_ups, all_downs) = (total(&ups), total(&downs));
     let up = report("bare: loop, mkfs.ext4, mount, bind", "1", ups, all_ups);
     let down = report("bare: unmount, unmount, detach", "1", downs, all_downs);
-    let delete = timed("bare: two files removed, directory synced", CREATED, |number| {
+    let delete = timed("bare: two files removed, directory synced", CREATED_VOLUMES, |number| {
         fs::remove_file(record(number)).unwrap();
         fs::remove_file(image(number)).unwrap();
-        File::open(&place).unwrap().sync_all().unwrap();
+        File::open(&directory).unwrap().sync_all().unwrap();
     });
-    Bare { create, record: rewritten, up, down, delete }
+    BareMedians { create, record: rewritten, up, down, delete }
 }
 
 fn up(image: &Path, stage: &Path, target: &Path) {
     let device = loopdev::attach(image, Access::ReadWrite).unwrap();
-    filesystem::mkfs(&device.path, Format::Ext4, &[], Over::Blank).unwrap();
-    mount::mount_fs(&device.path, stage, "ext4", &Options::default()).unwrap();
+    filesystem::mkfs(&device.path, Format::Ext4, &[], Overwrite::IfBlank).unwrap();
+    mount::mount_fs(&device.path, stage, "ext4", &MountOptions::default()).unwrap();
     mount::bind(stage, target, Access::ReadWrite).unwrap();
 }
 
-fn durable(path: &Path) {
+fn write_synced(path: &Path) {
     let mut file = OpenOptions::new().create(true).truncate(true).write(true).open(path).unwrap();
     file.write_all(&[b'x'; 200]).unwrap();
     file.sync_all().unwrap();
@@ -261,9 +264,9 @@ fn timed(name: &str, count: usize, mut work: impl FnMut(usize)) -> f64 {
     let started = Instant::now();
     let times = (0..count)
         .map(|number| {
-            let begun = Instant::now();
+            let started_at = Instant::now();
             work(number);
-            begun.elapsed().as_secs_f64()
+            started_at.elapsed().as_secs_f64()
         })
         .collect();
     report(name, "1", times, started.elapsed())

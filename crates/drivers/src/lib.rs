@@ -1,4 +1,4 @@
-//! The CSI drivers that Cleat ships. A driver knows its storage and the machine, never Kubernetes: everything it is told
-//! arrives over CSI.
+//! The CSI drivers that Cleat contains. A driver knows its storage and the host, and nothing of Kubernetes: all its
+//! input arrives over CSI.
 
 pub mod block;

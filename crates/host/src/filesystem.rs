@@ -1,5 +1,5 @@
-//! Making, checking, growing and measuring file systems. Formats only what is blank; what a mount or a format is for is the
-//! caller's business.
+//! Creates, checks, grows and measures file systems. Formats only a blank device, unless the caller states that it may
+//! overwrite more ([`Overwrite`]).
 
 use std::ffi::OsString;
 use std::io;
@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use crate::grow::{GrowError, grow, grows_unmounted};
-pub use crate::identity::{Identity, Kind, ProbeError, probe};
+pub use crate::probe::{DeviceContents, FileSystemKind, ProbeError, probe};
 use crate::run::{RunError, run};
 
-/// mkfs of a huge device takes a while even when it writes little.
+/// mkfs of a very large device takes minutes although it writes little.
 const MKFS_DEADLINE: Duration = Duration::from_secs(300);
-/// A journal replay plus a full check of a large file system.
+/// Covers a journal replay and a full check of a large file system.
 const FSCK_DEADLINE: Duration = Duration::from_secs(1800);
 
-/// The file systems that can be made.
+/// The file systems that can be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
     Ext4,
@@ -24,8 +24,8 @@ pub enum Format {
 }
 
 impl Format {
-    /// By the name Kubernetes and CSI use; an empty name means ext4.
-    pub fn named(name: &str) -> Option<Format> {
+    /// Parses the name that Kubernetes and CSI use. An empty name means ext4.
+    pub fn from_name(name: &str) -> Option<Format> {
         match name {
             "" | "ext4" => Some(Format::Ext4),
             "xfs" => Some(Format::Xfs),
@@ -34,11 +34,11 @@ impl Format {
         }
     }
 
-    pub fn kind(self) -> Kind {
+    pub fn kind(self) -> FileSystemKind {
         match self {
-            Format::Ext4 => Kind::Ext4,
-            Format::Xfs => Kind::Xfs,
-            Format::Btrfs => Kind::Btrfs,
+            Format::Ext4 => FileSystemKind::Ext4,
+            Format::Xfs => FileSystemKind::Xfs,
+            Format::Btrfs => FileSystemKind::Btrfs,
         }
     }
 
@@ -47,14 +47,15 @@ impl Format {
     }
 }
 
-/// What a format may write over.
+/// What `mkfs` may overwrite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Over {
-    /// Only a device on which the probe finds nothing at all.
-    Blank,
-    /// What the caller has just probed and found blank, while nobody else could write to it.
-    FoundBlank,
-    /// Anything: the caller has a durable record that its own format of this device began and did not end.
+pub enum Overwrite {
+    /// Only a blank device: `mkfs` probes it first.
+    IfBlank,
+    /// The device, without a probe: the caller has probed it and found it blank, and no other process could write to it
+    /// since.
+    ProbedBlank,
+    /// Anything: a durable record of the caller says that its own format of this device was started and not finished.
     OwnInterruptedFormat,
 }
 
@@ -63,99 +64,101 @@ pub enum MkfsError {
     #[error(transparent)]
     Probe(#[from] ProbeError),
     #[error("{device:?} holds {holds}: it is not formatted")]
-    NotBlank { device: PathBuf, holds: Identity },
+    NotBlank { device: PathBuf, holds: DeviceContents },
     #[error(transparent)]
     Run(#[from] RunError),
-    #[error("{program} of {device:?} failed: {said}")]
-    Failed { program: &'static str, device: PathBuf, said: String },
+    #[error("{program} of {device:?} failed: {message}")]
+    Failed { program: &'static str, device: PathBuf, message: String },
 }
 
-/// Makes a file system on `device`; `options` are passed to the program before its own.
-pub fn mkfs(device: &Path, format: Format, options: &[String], over: Over) -> Result<(), MkfsError> {
-    if over == Over::Blank {
+/// Creates a file system on `device`. `options` are passed to the mkfs program, before the options of this crate.
+pub fn mkfs(device: &Path, format: Format, options: &[String], overwrite: Overwrite) -> Result<(), MkfsError> {
+    if overwrite == Overwrite::IfBlank {
         match probe(device)? {
-            Identity::Blank => {}
+            DeviceContents::Blank => {}
             holds => return Err(MkfsError::NotBlank { device: device.into(), holds }),
         }
     }
-    let (program, own) = command(format, options, over);
+    let (program, own_options) = mkfs_command(format, options, overwrite);
     let mut arguments: Vec<OsString> = options.iter().map(Into::into).collect();
-    arguments.extend(own.iter().map(Into::into));
+    arguments.extend(own_options.iter().map(Into::into));
     arguments.push(device.into());
     let output = run(program, &arguments, MKFS_DEADLINE)?;
     if output.status.success() {
         Ok(())
     } else {
-        Err(MkfsError::Failed { program, device: device.into(), said: output.said().into() })
+        Err(MkfsError::Failed { program, device: device.into(), message: output.message().into() })
     }
 }
 
-/// The program and the arguments that make it quick on a fresh device: no discard, and tables initialised when used.
+/// The mkfs program, and the options that make it fast on a new device: no discard, and tables are initialised on first
+/// use.
 ///
-/// Force flags appear only over an interrupted format. On a blank device the programs' own check is a second opinion;
-/// ext4's `-F` is not a force flag in that sense, it keeps the program from asking questions.
-fn command(format: Format, options: &[String], over: Over) -> (&'static str, Vec<&'static str>) {
-    let force = over == Over::OwnInterruptedFormat;
+/// Force flags are passed only to overwrite an interrupted format. On a blank device the program's own check stays
+/// active, as a second safeguard. `-F` of mkfs.ext4 is not such a flag: it makes the program non-interactive.
+fn mkfs_command(format: Format, options: &[String], overwrite: Overwrite) -> (&'static str, Vec<&'static str>) {
+    let force = overwrite == Overwrite::OwnInterruptedFormat;
     match format {
         Format::Ext4 => {
-            let mut own = vec!["-q", "-F", "-m0"];
+            let mut own_options = vec!["-q", "-F", "-m0"];
             if !options.iter().any(|o| o.starts_with("-E")) {
-                own.extend(["-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"]);
+                own_options.extend(["-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"]);
             }
-            ("mkfs.ext4", own)
+            ("mkfs.ext4", own_options)
         }
         Format::Xfs => ("mkfs.xfs", if force { vec!["-q", "-K", "-f"] } else { vec!["-q", "-K"] }),
         Format::Btrfs => ("mkfs.btrfs", if force { vec!["-q", "-K", "-f"] } else { vec!["-q", "-K"] }),
     }
 }
 
-/// What a check found, when that does not forbid mounting.
+/// The result of a check after which the file system may be mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Checked {
+pub enum FsckOutcome {
     Clean,
     Corrected,
-    /// This kind checks itself when mounted.
-    ByMount,
-    /// No verdict: the program is missing or did not understand. Mounting decides.
-    NoVerdict,
+    /// Not checked here: file systems of this kind are checked by the kernel when they are mounted.
+    CheckedByMount,
+    /// Unknown: e2fsck is not installed, or failed for another reason than errors in the file system.
+    Inconclusive,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum FsckError {
     #[error(transparent)]
     Run(#[from] RunError),
-    #[error("{device:?} has file system errors that need a person: {said}")]
-    Errors { device: PathBuf, said: String },
+    #[error("{device:?} has file system errors that need a person: {message}")]
+    Errors { device: PathBuf, message: String },
 }
 
-/// Checks an unmounted file system and repairs what is safe to repair.
-pub fn fsck(device: &Path, kind: Kind) -> Result<Checked, FsckError> {
-    if !matches!(kind, Kind::Ext2 | Kind::Ext3 | Kind::Ext4) {
-        return Ok(Checked::ByMount);
+/// Checks an unmounted file system, and corrects the errors that are safe to correct without a person.
+pub fn fsck(device: &Path, kind: FileSystemKind) -> Result<FsckOutcome, FsckError> {
+    if !matches!(kind, FileSystemKind::Ext2 | FileSystemKind::Ext3 | FileSystemKind::Ext4) {
+        return Ok(FsckOutcome::CheckedByMount);
     }
     let output = match run("e2fsck", &["-p".as_ref(), device.as_os_str()], FSCK_DEADLINE) {
         Ok(output) => output,
-        Err(RunError::Missing { .. }) => return Ok(Checked::NoVerdict),
+        Err(RunError::Missing { .. }) => return Ok(FsckOutcome::Inconclusive),
         Err(e) => return Err(e.into()),
     };
-    // The exit status is a set of bits: 1 corrected, 2 corrected and reboot advised, 4 errors left; from 8 on the program had trouble.
+    // The exit status is a set of bits: 1 errors corrected, 2 corrected and reboot advised, 4 errors left uncorrected.
+    // Values from 8 on mean that the program itself failed.
     match output.status.code() {
-        Some(0) => Ok(Checked::Clean),
-        Some(1..=3) => Ok(Checked::Corrected),
-        Some(4..=7) => Err(FsckError::Errors { device: device.into(), said: output.said().into() }),
+        Some(0) => Ok(FsckOutcome::Clean),
+        Some(1..=3) => Ok(FsckOutcome::Corrected),
+        Some(4..=7) => Err(FsckError::Errors { device: device.into(), message: output.message().into() }),
         _ => {
-            tracing::warn!(?device, said = output.said(), "fsck gave no verdict");
-            Ok(Checked::NoVerdict)
+            tracing::warn!(?device, output = output.message(), "e2fsck failed; the file system is mounted unchecked");
+            Ok(FsckOutcome::Inconclusive)
         }
     }
 }
 
 /// Space and inodes of the file system at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Usage {
+pub struct FileSystemUsage {
     pub total_bytes: u64,
     pub used_bytes: u64,
-    /// What an unprivileged writer can still use.
+    /// What a process without privileges can still allocate.
     pub available_bytes: u64,
     pub total_inodes: u64,
     pub used_inodes: u64,
@@ -169,13 +172,13 @@ pub struct StatfsError {
     pub source: io::Error,
 }
 
-pub fn statfs(path: &Path) -> Result<Usage, StatfsError> {
+pub fn statfs(path: &Path) -> Result<FileSystemUsage, StatfsError> {
     let stat = rustix::fs::statvfs(path).map_err(|e| StatfsError { path: path.into(), source: e.into() })?;
-    let unit = stat.f_frsize;
-    Ok(Usage {
-        total_bytes: stat.f_blocks * unit,
-        used_bytes: stat.f_blocks.saturating_sub(stat.f_bfree) * unit,
-        available_bytes: stat.f_bavail * unit,
+    let block_bytes = stat.f_frsize;
+    Ok(FileSystemUsage {
+        total_bytes: stat.f_blocks * block_bytes,
+        used_bytes: stat.f_blocks.saturating_sub(stat.f_bfree) * block_bytes,
+        available_bytes: stat.f_bavail * block_bytes,
         total_inodes: stat.f_files,
         used_inodes: stat.f_files.saturating_sub(stat.f_ffree),
         free_inodes: stat.f_ffree,

@@ -1,7 +1,7 @@
-//! Brings a mounted file system to a state that a copy of its device can use: flushed, or flushed and held still.
+//! Flushes or freezes a mounted file system, so that a copy of its device is consistent.
 //!
-//! A freeze outlives the process that made it. Whoever freezes must have written down that it does, so that its
-//! successor can thaw.
+//! A freeze outlives the process that made it. A caller must record durably that it is about to freeze, so that another
+//! process can thaw the file system after a crash.
 
 use std::fs::File;
 use std::io;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
-use crate::mount::last_errno;
+use crate::errno::last_errno;
 
 /// `_IOWR('X', 119, int)` and `_IOWR('X', 120, int)`.
 const FIFREEZE: libc::Ioctl = 0xc004_5877_u32 as libc::Ioctl;
@@ -24,31 +24,31 @@ pub struct FreezeError {
     pub source: io::Error,
 }
 
-/// Writes out what the file system at `at` holds in memory.
+/// Writes the dirty data of the file system at `at` to its device.
 pub fn flush(at: &Path) -> Result<(), FreezeError> {
     let error = |source| FreezeError { step: "flush", at: at.into(), source };
     rustix::fs::syncfs(File::open(at).map_err(error)?).map_err(|errno| error(errno.into()))
 }
 
-/// Flushes the file system at `at` and makes its writers wait. Frozen already is success.
+/// Flushes the file system at `at` and blocks its writers until `thaw`. Succeeds if it is frozen already.
 pub fn freeze(at: &Path) -> Result<(), FreezeError> {
-    match control(at, FIFREEZE, "freeze")? {
+    match freeze_ioctl(at, FIFREEZE, "freeze")? {
         Ok(()) | Err(Errno::BUSY) => Ok(()),
         Err(errno) => Err(FreezeError { step: "freeze", at: at.into(), source: errno.into() }),
     }
 }
 
-/// Lets writers go on. Not frozen is success.
+/// Unblocks the writers of the file system at `at`. Succeeds if it is not frozen.
 pub fn thaw(at: &Path) -> Result<(), FreezeError> {
-    match control(at, FITHAW, "thaw")? {
+    match freeze_ioctl(at, FITHAW, "thaw")? {
         Ok(()) | Err(Errno::INVAL) => Ok(()),
         Err(errno) => Err(FreezeError { step: "thaw", at: at.into(), source: errno.into() }),
     }
 }
 
-fn control(at: &Path, request: libc::Ioctl, step: &'static str) -> Result<Result<(), Errno>, FreezeError> {
+fn freeze_ioctl(at: &Path, request: libc::Ioctl, step: &'static str) -> Result<Result<(), Errno>, FreezeError> {
     let directory = File::open(at).map_err(|source| FreezeError { step, at: at.into(), source })?;
-    // SAFETY: the fd is open for the length of the call, and both requests ignore their argument.
+    // SAFETY: the fd is open during the call, and both requests ignore their argument.
     let result = unsafe { libc::ioctl(directory.as_raw_fd(), request, 0) };
     Ok(if result == 0 { Ok(()) } else { Err(last_errno()) })
 }

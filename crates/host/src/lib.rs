@@ -1,32 +1,23 @@
-//! What the stack asks of the machine: mounts, loop devices, file systems, programs.
+//! Operations on the host: mounts, loop devices, file systems and external programs.
 //!
-//! Every function blocks and may hang on a dead device or server; async callers go through [`offload`]. The crate knows
-//! nothing of Kubernetes or CSI, keeps no state of its own and decides nothing: callers say what, it says how it went.
-//! It is the only crate with unsafe code.
+//! Every function blocks, and may hang on a device or a server that does not respond; async callers use [`offload`].
+//! The crate knows nothing of Kubernetes or CSI, holds no state between calls (except the idle threads of [`offload`])
+//! and makes no decisions: the caller says what to do, the crate does it and reports the result. It is the only crate
+//! that may contain unsafe code.
 
+mod access;
 pub mod copy;
+mod errno;
 pub mod filesystem;
 pub mod freeze;
 mod grow;
-mod identity;
 pub mod loopdev;
 pub mod mount;
+mod mount_options;
 pub mod mountinfo;
 mod offload;
-mod options;
+mod probe;
 pub mod run;
 
+pub use access::Access;
 pub use offload::{OffloadError, offload};
-
-/// Whether a mount or a device accepts writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Access {
-    ReadOnly,
-    ReadWrite,
-}
-
-impl Access {
-    pub fn read_only(self) -> bool {
-        self == Access::ReadOnly
-    }
-}

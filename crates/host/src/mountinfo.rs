@@ -1,6 +1,7 @@
-//! The table of mounts, from `/proc/self/mountinfo`. Reads only.
+//! The mount table of this process, read from `/proc/self/mountinfo`. Changes nothing.
 //!
-//! Parsed here, from bytes: mount points may hold any byte, and one odd mount on the machine must not hide the rest.
+//! The table is parsed as bytes: a mount point may contain any byte, and one path that is not UTF-8 must not make the
+//! rest of the table unreadable.
 
 use std::ffi::OsString;
 use std::io;
@@ -9,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 const MOUNTINFO: &str = "/proc/self/mountinfo";
 
-/// One line of the table.
+/// One line of the mount table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
     pub id: u32,
@@ -21,24 +22,24 @@ pub struct Mount {
     pub target: PathBuf,
     /// Options of this mount: `ro`, `noatime` …
     pub options: Vec<String>,
-    /// Whether mounts made below `target` propagate to other namespaces and copies.
+    /// Whether new mounts below `target` propagate to other mount namespaces and to bind mounts of it.
     pub shared: bool,
     pub fstype: String,
-    /// The device, server path or name given at mount time.
+    /// The device, server path or name that was given when it was mounted.
     pub source: PathBuf,
-    /// Options of the file system behind the mount.
+    /// Options of the superblock.
     pub super_options: Vec<String>,
 }
 
 impl Mount {
-    /// Whether writes through this mount fail, be it the mount's or the file system's doing.
-    pub fn read_only(&self) -> bool {
+    /// Whether writes through this mount fail because the mount or its superblock is read-only.
+    pub fn is_read_only(&self) -> bool {
         self.options.iter().chain(&self.super_options).any(|o| o == "ro")
     }
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum TableError {
+pub enum MountTableError {
     #[error("read {MOUNTINFO}")]
     Read(#[source] io::Error),
     #[error("mountinfo line not understood: {line:?}")]
@@ -46,33 +47,35 @@ pub enum TableError {
 }
 
 /// All mounts of this process's namespace, in mount order.
-pub fn table() -> Result<Vec<Mount>, TableError> {
-    parse(&std::fs::read(MOUNTINFO).map_err(TableError::Read)?)
+pub fn table() -> Result<Vec<Mount>, MountTableError> {
+    parse(&std::fs::read(MOUNTINFO).map_err(MountTableError::Read)?)
 }
 
 /// The topmost mount at exactly `path`, if there is one. Symbolic links in the parent directories are resolved.
-pub fn find(path: &Path) -> Result<Option<Mount>, TableError> {
+pub fn find(path: &Path) -> Result<Option<Mount>, MountTableError> {
     let path = resolve_parent(path);
     Ok(table()?.into_iter().rev().find(|m| m.target == path))
 }
 
-/// Where else the directory mounted at `path` is mounted: the other targets with the same device and root.
-pub fn references(path: &Path) -> Result<Vec<PathBuf>, TableError> {
+/// The other targets at which the directory mounted at `path` is mounted: those with the same device and root. Empty if
+/// nothing is mounted at `path`.
+pub fn references(path: &Path) -> Result<Vec<PathBuf>, MountTableError> {
     let path = resolve_parent(path);
     let table = table()?;
-    let Some(at) = table.iter().rev().find(|m| m.target == path) else { return Ok(Vec::new()) };
-    let same = |m: &&Mount| m.device == at.device && m.root == at.root && m.target != path;
+    let Some(mount) = table.iter().rev().find(|m| m.target == path) else { return Ok(Vec::new()) };
+    let same = |m: &&Mount| m.device == mount.device && m.root == mount.root && m.target != path;
     Ok(table.iter().filter(same).map(|m| m.target.clone()).collect())
 }
 
-/// The mount that holds `path`: the one with the longest target above it.
-pub fn containing(path: &Path) -> Result<Option<Mount>, TableError> {
+/// The mount that `path` is on: the one whose target is the longest prefix of `path`.
+pub fn containing(path: &Path) -> Result<Option<Mount>, MountTableError> {
     let path = resolve_parent(path);
-    // The last of equals is on top.
+    // Of several mounts at one target, the last in the table is on top; max_by_key returns the last maximum.
     Ok(table()?.into_iter().filter(|m| path.starts_with(&m.target)).max_by_key(|m| m.target.components().count()))
 }
 
-/// The path as mountinfo spells it. The last component is not touched: looking at it may hang on a dead server.
+/// The path as it appears in mountinfo, with symbolic links resolved in all components but the last. The last one is
+/// not accessed: that may hang if a server mounted there does not respond.
 pub(crate) fn resolve_parent(path: &Path) -> PathBuf {
     match (path.parent(), path.file_name()) {
         (Some(parent), Some(name)) => match parent.canonicalize() {
@@ -83,10 +86,13 @@ pub(crate) fn resolve_parent(path: &Path) -> PathBuf {
     }
 }
 
-fn parse(text: &[u8]) -> Result<Vec<Mount>, TableError> {
-    text.split(|b| *b == b'\n')
+fn parse(table: &[u8]) -> Result<Vec<Mount>, MountTableError> {
+    table
+        .split(|b| *b == b'\n')
         .filter(|line| !line.is_empty())
-        .map(|line| parse_line(line).ok_or_else(|| TableError::Line { line: String::from_utf8_lossy(line).into() }))
+        .map(|line| {
+            parse_line(line).ok_or_else(|| MountTableError::Line { line: String::from_utf8_lossy(line).into() })
+        })
         .collect()
 }
 
@@ -118,23 +124,23 @@ fn number(field: &[u8]) -> Option<u32> {
 
 fn path(field: &[u8]) -> PathBuf {
     let bytes = unescape(field);
-    // The kernel marks a mount whose directory was removed; the path before the mark is still the one to unmount.
+    // The kernel appends this suffix when the directory was removed. The path before the suffix still unmounts it.
     let bytes = bytes.strip_suffix(b"//deleted").map(<[u8]>::to_vec).unwrap_or(bytes);
     PathBuf::from(OsString::from_vec(bytes))
 }
 
 fn list(field: &[u8]) -> Vec<String> {
-    let text = String::from_utf8_lossy(&unescape(field)).into_owned();
-    // SELinux contexts are quoted and contain commas.
+    let options = String::from_utf8_lossy(&unescape(field)).into_owned();
+    // Commas inside double quotes do not separate options: SELinux contexts contain them.
     let mut quoted = false;
-    text.split(|c: char| {
+    let separated = options.split(|c: char| {
         quoted ^= c == '"';
         c == ',' && !quoted
-    })
-    .map(str::to_owned)
-    .collect()
+    });
+    separated.map(str::to_owned).collect()
 }
 
+/// Decodes the kernel's octal escapes: `\040` is a space.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -158,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_every_shape_are_read() {
+    fn lines_with_escapes_optional_fields_and_odd_bytes_are_parsed() {
         let text = b"36 35 98:0 /mnt1 /mnt\\0402 rw,noatime master:1 shared:7 - ext3 /dev/root rw,errors=continue\n\
             40 36 0:33 / /x\\134y ro - tmpfs  rw,context=\"a:b:c1,c2\",size=4k\n\
             41 36 7:3 /a /gone//deleted rw unbindable - xfs /dev/loop3 ro\n\
@@ -169,13 +175,13 @@ mod tests {
         assert_eq!(mounts[0].root, Path::new("/mnt1"));
         assert_eq!(mounts[1].target, Path::new("/x\\y"));
         assert_eq!(mounts[1].super_options, ["rw", "context=\"a:b:c1,c2\"", "size=4k"]);
-        assert!(mounts[1].read_only() && mounts[2].read_only() && !mounts[0].read_only());
+        assert!(mounts[1].is_read_only() && mounts[2].is_read_only() && !mounts[0].is_read_only());
         assert_eq!(mounts[2].target, Path::new("/gone"));
         assert_eq!(mounts[3].target.as_os_str().len(), 6);
     }
 
     #[test]
-    fn this_machine_has_a_root_mount() {
+    fn the_mount_table_of_this_machine_is_readable() {
         assert!(find(Path::new("/proc")).unwrap().is_some());
         assert_eq!(containing(Path::new("/proc/self")).unwrap().unwrap().target, Path::new("/proc"));
     }

@@ -1,4 +1,5 @@
-//! Runs a blocking call beside the async workers, with a deadline. Owns the threads; must not know what the call does.
+//! Runs blocking calls on threads of its own, with a deadline. Owns these threads, and keeps idle ones for later calls;
+//! must not know what a call does.
 
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,10 +8,10 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-/// How an offloaded call ended badly.
+/// Why an offloaded call returned no value.
 #[derive(Debug, thiserror::Error)]
 pub enum OffloadError<E> {
-    /// The call is still running on a thread nobody waits for: its effect may yet happen.
+    /// The call did not return in time. It is still running, and may take effect later.
     #[error("{what}: no answer within {deadline:?}")]
     Deadline { what: String, deadline: Duration },
     #[error("{what}: no thread to run it")]
@@ -22,16 +23,17 @@ pub enum OffloadError<E> {
 }
 
 impl<E> OffloadError<E> {
-    /// Whether the call may have taken effect, or may still do so, although it reported nothing.
-    pub fn uncertain(&self) -> bool {
+    /// Whether the call may have taken effect, or may still take effect, although it returned nothing.
+    pub fn is_uncertain(&self) -> bool {
         matches!(self, OffloadError::Deadline { .. } | OffloadError::Panicked { .. })
     }
 }
 
-/// Runs `call` on a thread of its own and waits for it, but not longer than `deadline`.
+/// Runs `call` on another thread and waits for its result for at most `deadline`. `what` names the call in errors and
+/// logs.
 ///
-/// Not on the runtime's blocking pool: a call that hangs in the kernel would hold a pool slot, and the runtime's shutdown,
-/// for ever. Here a call gets a thread that has nothing else to do, or a new one, so none ever waits for another.
+/// The runtime's blocking pool is not used: a call that hangs in the kernel would occupy one of its threads, and block
+/// the shutdown of the runtime, for ever. Each call gets an idle thread or a new one, so no call waits for another.
 pub async fn offload<T, E, F>(deadline: Duration, what: impl Into<String>, call: F) -> Result<T, OffloadError<E>>
 where
     T: Send + 'static,
@@ -39,22 +41,22 @@ where
     F: FnOnce() -> Result<T, E> + Send + 'static,
 {
     let what = what.into();
-    let (done, answer) = oneshot::channel();
-    let handed_out = hand_out(Box::new(move |free| {
+    let (sender, receiver) = oneshot::channel();
+    let dispatched = dispatch(Box::new(move |mark_idle| {
         let result = call();
-        // Whoever waits for the answer may call again at once, and then finds this thread.
-        free();
-        if let Err(unwanted) = done.send(result) {
-            // What nobody waits for any more may hang when it is dropped, and this thread may have its next call.
-            let _ = thread::Builder::new().name(NAME.into()).spawn(move || drop(unwanted));
+        // Before the result is sent: a caller that makes its next call at once then finds this thread idle.
+        mark_idle();
+        if let Err(unwanted) = sender.send(result) {
+            // The caller has given up. Dropping the result may hang, and this thread may have its next job already.
+            let _ = thread::Builder::new().name(THREAD_NAME.into()).spawn(move || drop(unwanted));
         }
     }));
-    if let Err(source) = handed_out {
+    if let Err(source) = dispatched {
         return Err(OffloadError::Spawn { what, source });
     }
-    match tokio::time::timeout(deadline, answer).await {
+    match tokio::time::timeout(deadline, receiver).await {
         Err(_) => {
-            tracing::warn!(what, ?deadline, "a host call hangs, its thread is left behind");
+            tracing::warn!(what, ?deadline, "host call exceeded its deadline; its thread keeps running");
             Err(OffloadError::Deadline { what, deadline })
         }
         Ok(Err(_)) => Err(OffloadError::Panicked { what }),
@@ -62,67 +64,68 @@ where
     }
 }
 
-const NAME: &str = "offload";
-/// How many threads without work are kept, and for how long.
-const KEPT: usize = 128;
-const REST: Duration = Duration::from_secs(5);
+const THREAD_NAME: &str = "offload";
+const MAX_IDLE_THREADS: usize = 128;
+/// How long an idle thread waits for a job before it ends.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Calls its argument when the thread is free for the next job.
+/// The job calls its argument when the thread can be given the next job.
 type Job = Box<dyn FnOnce(&mut dyn FnMut()) + Send>;
 
-/// The threads that have nothing to do, the last to become so at the end.
-static FREE: Mutex<Vec<Free>> = Mutex::new(Vec::new());
+/// Threads that wait for a job; the one that became idle last is at the end.
+static IDLE_THREADS: Mutex<Vec<IdleThread>> = Mutex::new(Vec::new());
 
-struct Free {
+struct IdleThread {
     thread: thread::ThreadId,
-    inbox: Sender<Job>,
+    jobs: Sender<Job>,
 }
 
-fn free_threads() -> MutexGuard<'static, Vec<Free>> {
-    FREE.lock().unwrap_or_else(PoisonError::into_inner)
+fn idle_threads() -> MutexGuard<'static, Vec<IdleThread>> {
+    IDLE_THREADS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn hand_out(job: Job) -> std::io::Result<()> {
-    // Whoever is taken from the list waits for a job, and gets no other.
-    let free = free_threads().pop();
-    let job = match free {
-        Some(free) => match free.inbox.send(job) {
+/// Gives the job to an idle thread, or to a new one if there is none.
+fn dispatch(job: Job) -> std::io::Result<()> {
+    // A thread removed from the list gets exactly one job: no other caller can find it.
+    let idle = idle_threads().pop();
+    let job = match idle {
+        Some(idle) => match idle.jobs.send(job) {
             Ok(()) => return Ok(()),
             Err(mpsc::SendError(job)) => job,
         },
         None => job,
     };
-    thread::Builder::new().name(NAME.into()).spawn(move || work(job)).map(drop)
+    thread::Builder::new().name(THREAD_NAME.into()).spawn(move || run_jobs(job)).map(drop)
 }
 
-/// A job that panics ends its thread.
-fn work(first: Job) {
+/// The main function of a thread. A job that panics ends the thread.
+fn run_jobs(first: Job) {
     let thread = thread::current().id();
-    let (inbox, jobs) = mpsc::channel();
+    let (sender, jobs) = mpsc::channel();
     let mut job = first;
     loop {
-        let mut listed = false;
+        let mut is_idle = false;
         job(&mut || {
-            let mut free = free_threads();
-            if free.len() < KEPT {
-                free.push(Free { thread, inbox: inbox.clone() });
-                listed = true;
+            let mut idle = idle_threads();
+            if idle.len() < MAX_IDLE_THREADS {
+                idle.push(IdleThread { thread, jobs: sender.clone() });
+                is_idle = true;
             }
         });
-        if !listed {
+        if !is_idle {
             return;
         }
-        job = match jobs.recv_timeout(REST) {
+        job = match jobs.recv_timeout(IDLE_TIMEOUT) {
             Ok(next) => next,
             Err(RecvTimeoutError::Timeout) => {
-                let mut free = free_threads();
-                let place = free.iter().position(|other| other.thread == thread);
-                if let Some(place) = place {
-                    free.remove(place);
+                let mut idle = idle_threads();
+                let index = idle.iter().position(|other| other.thread == thread);
+                if let Some(index) = index {
+                    idle.remove(index);
                     return;
                 }
-                drop(free);
-                // Taken from the list just now: the job is on its way.
+                drop(idle);
+                // `dispatch` has just removed this thread from the list, and is about to send its job.
                 let Ok(next) = jobs.recv() else { return };
                 next
             }
@@ -136,7 +139,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn answers_or_gives_up_at_the_deadline() {
+    async fn a_call_returns_its_result_or_fails_at_the_deadline() {
         let long = Duration::from_secs(30);
         let ok: Result<u8, OffloadError<()>> = offload(long, "add", || Ok(1 + 1)).await;
         assert_eq!(ok.unwrap(), 2);
@@ -150,7 +153,7 @@ mod tests {
             Ok(())
         })
         .await;
-        assert!(hung.unwrap_err().uncertain());
+        assert!(hung.unwrap_err().is_uncertain());
         drop(release);
 
         let panicked: Result<(), OffloadError<()>> = offload(long, "panic", || panic!("on purpose")).await;
@@ -158,18 +161,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn calls_share_threads_and_none_waits_for_one_that_hangs() {
+    async fn calls_reuse_threads_and_none_waits_for_one_that_hangs() {
         let long = Duration::from_secs(60);
-        let here = || Ok::<_, ()>(thread::current().id());
+        let thread_id = || Ok::<_, ()>(thread::current().id());
         let mut threads = std::collections::HashSet::new();
         for _ in 0..200 {
-            threads.insert(offload(long, "look", here).await.unwrap());
+            threads.insert(offload(long, "inspect", thread_id).await.unwrap());
         }
-        assert!(threads.len() < 100, "{} threads for 200 calls after each other", threads.len());
+        assert!(threads.len() < 100, "{} threads for 200 sequential calls", threads.len());
 
         let (release, hold) = std::sync::mpsc::channel::<()>();
         let hold = std::sync::Arc::new(Mutex::new(hold));
-        let hanging: Vec<_> = (0..2 * KEPT)
+        let hanging: Vec<_> = (0..2 * MAX_IDLE_THREADS)
             .map(|_| {
                 let hold = hold.clone();
                 tokio::spawn(offload(long, "hang", move || {
@@ -179,12 +182,12 @@ mod tests {
             })
             .collect();
         for _ in 0..10 {
-            offload(long, "look", here).await.unwrap();
+            offload(long, "inspect", thread_id).await.unwrap();
         }
         drop(release);
         for call in hanging {
             call.await.unwrap().unwrap();
         }
-        assert!(free_threads().len() <= KEPT);
+        assert!(idle_threads().len() <= MAX_IDLE_THREADS);
     }
 }

@@ -1,5 +1,5 @@
-//! Runs a program to its end, with captured output and a deadline; the whole process group dies at the deadline. Must not
-//! interpret what the program says.
+//! Runs an external program with a deadline, and captures its output. At the deadline its whole process group is
+//! killed. Must not interpret the output.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -11,24 +11,24 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
-/// More output than this is read and thrown away: programs are not trusted to be brief.
-const KEEP: usize = 64 * 1024;
-/// Where system programs live, whatever PATH the caller was started with.
+/// How much of each output stream is stored. The rest is read and discarded.
+const MAX_OUTPUT_BYTES: usize = 64 * 1024;
+/// Appended to PATH: system programs are found whatever PATH this process was started with.
 const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// How long a killed program gets to leave the kernel before its reaping is left to a thread.
-const AFTER_KILL: Duration = Duration::from_secs(2);
+/// How long `kill_group` waits for a killed program before it leaves the reaping to a thread.
+const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A finished program.
+/// The exit status and the output of a program that has ended.
 #[derive(Debug)]
-pub struct Output {
+pub struct ProgramOutput {
     pub status: ExitStatus,
     pub stdout: String,
     pub stderr: String,
 }
 
-impl Output {
-    /// What the program said, for an error message: stderr, or stdout if that is empty.
-    pub fn said(&self) -> &str {
+impl ProgramOutput {
+    /// The text for an error message: stderr, or stdout if stderr is empty.
+    pub fn message(&self) -> &str {
         let err = self.stderr.trim();
         if err.is_empty() { self.stdout.trim() } else { err }
     }
@@ -42,15 +42,15 @@ pub enum RunError {
     Start { program: String, source: io::Error },
     #[error("wait for {program}")]
     Wait { program: String, source: io::Error },
-    #[error("{program} was killed after {after:?} without an end; it said: {said}")]
-    Deadline { program: String, after: Duration, said: String },
+    #[error("{program} was killed at its deadline of {after:?}; its output: {message}")]
+    Deadline { program: String, after: Duration, message: String },
 }
 
 fn package_hint(package: &Option<&'static str>) -> String {
     package.map(|p| format!(": install the package {p} (apt-get install {p})")).unwrap_or_default()
 }
 
-/// The Debian package that brings a program this crate calls.
+/// The Debian package that contains a program which this crate may run.
 pub fn package_of(program: &str) -> Option<&'static str> {
     Some(match program {
         "mkfs.ext2" | "mkfs.ext3" | "mkfs.ext4" | "e2fsck" | "resize2fs" => "e2fsprogs",
@@ -64,7 +64,7 @@ pub fn package_of(program: &str) -> Option<&'static str> {
 }
 
 /// Runs `program` with `arguments`. Standard input is empty, the locale is C, the working directory is `/`.
-pub fn run<A: AsRef<OsStr>>(program: &str, arguments: &[A], deadline: Duration) -> Result<Output, RunError> {
+pub fn run<A: AsRef<OsStr>>(program: &str, arguments: &[A], deadline: Duration) -> Result<ProgramOutput, RunError> {
     let started = Instant::now();
     let mut child = Command::new(program)
         .args(arguments)
@@ -81,18 +81,18 @@ pub fn run<A: AsRef<OsStr>>(program: &str, arguments: &[A], deadline: Duration) 
             _ => RunError::Start { program: program.into(), source },
         })?;
 
-    let mut captured = [Captured::new(child.stdout.take()), Captured::new(child.stderr.take())];
-    let ended = follow(&mut child, &mut captured, started + deadline);
-    let [stdout, stderr] = captured.map(|c| String::from_utf8_lossy(&c.kept).into_owned());
+    let mut captured = [CapturedPipe::new(child.stdout.take()), CapturedPipe::new(child.stderr.take())];
+    let ended = wait_for_exit(&mut child, &mut captured, started + deadline);
+    let [stdout, stderr] = captured.map(|c| String::from_utf8_lossy(&c.bytes).into_owned());
     match ended {
         Ok(Some(status)) => {
             tracing::debug!(program, ?status, elapsed = ?started.elapsed(), "program ended");
-            Ok(Output { status, stdout, stderr })
+            Ok(ProgramOutput { status, stdout, stderr })
         }
         Ok(None) => {
             kill_group(child);
-            let said = if stderr.trim().is_empty() { stdout } else { stderr };
-            Err(RunError::Deadline { program: program.into(), after: deadline, said: said.trim().into() })
+            let message = if stderr.trim().is_empty() { stdout } else { stderr };
+            Err(RunError::Deadline { program: program.into(), after: deadline, message: message.trim().into() })
         }
         Err(source) => {
             kill_group(child);
@@ -110,17 +110,18 @@ fn search_path() -> OsString {
     path
 }
 
-struct Captured {
+struct CapturedPipe {
     pipe: Option<OwnedFd>,
-    kept: Vec<u8>,
+    bytes: Vec<u8>,
 }
 
-impl Captured {
+impl CapturedPipe {
     fn new(pipe: Option<impl Into<OwnedFd>>) -> Self {
-        Captured { pipe: pipe.map(Into::into), kept: Vec::new() }
+        CapturedPipe { pipe: pipe.map(Into::into), bytes: Vec::new() }
     }
 
-    /// Reads once; the pipe is known to have something, or its end, to say.
+    /// Reads once. Called when poll reports the pipe as readable, so it does not block; at end of file the pipe is
+    /// closed.
     fn read(&mut self) -> io::Result<()> {
         let Some(pipe) = &self.pipe else { return Ok(()) };
         let mut chunk = [0u8; 8192];
@@ -128,21 +129,25 @@ impl Captured {
         if n == 0 {
             self.pipe = None;
         }
-        let room = KEEP.saturating_sub(self.kept.len());
-        self.kept.extend_from_slice(&chunk[..n.min(room)]);
+        let remaining = MAX_OUTPUT_BYTES.saturating_sub(self.bytes.len());
+        self.bytes.extend_from_slice(&chunk[..n.min(remaining)]);
         Ok(())
     }
 }
 
-/// Collects output until the program ends: its status, or `None` at the deadline.
+/// Reads output until the program exits, and returns its status; `None` at the deadline.
 ///
-/// The end is that of the program itself, seen through a pidfd: a background child of it may hold the pipes open.
-fn follow(child: &mut Child, captured: &mut [Captured; 2], until: Instant) -> io::Result<Option<ExitStatus>> {
+/// The exit is observed through a pidfd, not by the end of the pipes: a background child of the program may keep them
+/// open.
+fn wait_for_exit(
+    child: &mut Child,
+    captured: &mut [CapturedPipe; 2],
+    deadline: Instant,
+) -> io::Result<Option<ExitStatus>> {
     let pid = Pid::from_child(child);
     let process = pidfd_open(pid, PidfdFlags::empty())?;
     loop {
-        let left = until.saturating_duration_since(Instant::now());
-        let timeout = timespec(left);
+        let timeout = timespec(deadline.saturating_duration_since(Instant::now()));
         let mut fds = vec![PollFd::new(&process, PollFlags::IN)];
         let open: Vec<usize> = (0..2).filter(|i| captured[*i].pipe.is_some()).collect();
         for i in &open {
@@ -158,16 +163,16 @@ fn follow(child: &mut Child, captured: &mut [Captured; 2], until: Instant) -> io
         if ready == 0 {
             return Ok(None);
         }
-        let spoke: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let is_ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
-        let ended = spoke[0];
+        let ended = is_ready[0];
         for (slot, i) in open.iter().enumerate() {
-            if spoke[slot + 1] {
+            if is_ready[slot + 1] {
                 captured[*i].read()?;
             }
         }
-        // What was written before the end is read first, pipe by pipe, until nothing is waiting.
-        if ended && !spoke[1..].iter().any(|s| *s) {
+        // Output that was written before the exit is read first: until poll reports no readable pipe.
+        if ended && !is_ready[1..].iter().any(|s| *s) {
             return child.wait().map(Some);
         }
     }
@@ -177,13 +182,14 @@ fn timespec(d: Duration) -> Timespec {
     Timespec { tv_sec: d.as_secs().min(i32::MAX as u64) as i64, tv_nsec: i64::from(d.subsec_nanos()) }
 }
 
-/// Ends the program and all it started. A process stuck in the kernel cannot be waited for here: a thread does.
+/// Kills the program and its process group. A process that is stuck in the kernel does not die at once; a thread then
+/// waits for it.
 fn kill_group(mut child: Child) {
     let pid = Pid::from_child(&child);
     let _ = kill_process_group(pid, Signal::KILL);
     let process = pidfd_open(pid, PidfdFlags::empty());
     if let Ok(process) = process {
-        let timeout = timespec(AFTER_KILL);
+        let timeout = timespec(KILL_TIMEOUT);
         let _ = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&timeout));
     }
     if !matches!(child.try_wait(), Ok(Some(_))) {
@@ -201,13 +207,13 @@ mod tests {
     fn captures_both_streams_and_the_status() {
         let out = run("sh", &["-c", "echo out; echo err >&2; exit 3"], LONG).unwrap();
         assert_eq!((out.stdout.as_str(), out.stderr.as_str(), out.status.code()), ("out\n", "err\n", Some(3)));
-        assert_eq!(out.said(), "err");
+        assert_eq!(out.message(), "err");
     }
 
     #[test]
-    fn a_talkative_program_neither_blocks_nor_fills_memory() {
+    fn output_above_the_limit_is_discarded_and_does_not_block_the_program() {
         let out = run("sh", &["-c", "head -c 3000000 /dev/zero | tr '\\0' x"], LONG).unwrap();
-        assert_eq!(out.stdout.len(), KEEP);
+        assert_eq!(out.stdout.len(), MAX_OUTPUT_BYTES);
     }
 
     #[test]
@@ -220,24 +226,24 @@ mod tests {
     }
 
     #[test]
-    fn the_whole_group_dies_at_the_deadline() {
+    fn the_whole_process_group_is_killed_at_the_deadline() {
         let err = run("sh", &["-c", "sleep 60 & echo $!; wait"], Duration::from_millis(200)).unwrap_err();
-        let RunError::Deadline { said, .. } = err else { panic!("{err}") };
-        let pid: i32 = said.parse().unwrap();
-        // A killed process is not gone at once: it has to run once more to die.
-        let until = Instant::now() + Duration::from_secs(20);
+        let RunError::Deadline { message, .. } = err else { panic!("{err}") };
+        let pid: i32 = message.parse().unwrap();
+        // A killed process does not end at once: the kernel has to schedule it first.
+        let deadline = Instant::now() + Duration::from_secs(20);
         loop {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             if stat.is_empty() || stat.contains(") Z") || stat.contains(") X") {
                 break;
             }
-            assert!(Instant::now() < until, "still there: {stat}");
+            assert!(Instant::now() < deadline, "the process still exists: {stat}");
             std::thread::yield_now();
         }
     }
 
     #[test]
-    fn a_missing_program_names_its_package() {
+    fn the_error_for_a_missing_program_names_its_package() {
         let err = run("mkfs.nothing", &[""; 0], LONG).unwrap_err();
         assert_eq!(err.to_string(), "mkfs.nothing is not installed");
         let err = RunError::Missing { program: "mkfs.xfs".into(), package: package_of("mkfs.xfs") };

@@ -1,4 +1,5 @@
-//! Real loop devices, real file systems, real mounts. Needs root; fails with a sentence that says so.
+//! Loop devices, probing, formatting and mounting, with real devices and mounts. Needs root; fails with an error that
+//! says so.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,45 +9,45 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use cleat_host::filesystem::{self, Checked, Format, Identity, Kind, MkfsError, Over, probe};
+use cleat_host::filesystem::{self, DeviceContents, FileSystemKind, Format, FsckOutcome, MkfsError, Overwrite, probe};
 use cleat_host::loopdev::{self, LoopDevice, LoopError};
-use cleat_host::mount::{self, Options};
+use cleat_host::mount::{self, MountOptions};
 use cleat_host::{Access, OffloadError, offload};
 use tempfile::TempDir;
 
-/// A directory whose mounts and loop devices go with it, whatever the test did.
-struct Place {
-    dir: TempDir,
+/// A temporary directory. Dropping it removes the mounts below it and the loop devices of its images.
+struct TestDir {
+    root: TempDir,
     images: Vec<PathBuf>,
 }
 
-impl Place {
-    fn new() -> Place {
+impl TestDir {
+    fn new() -> TestDir {
         assert!(
             rustix::process::geteuid().is_root(),
             "these tests mount file systems: run them as root (sudo -E cargo test)"
         );
-        Place { dir: tempfile::Builder::new().prefix("cleat-host-").tempdir().unwrap(), images: Vec::new() }
+        TestDir { root: tempfile::Builder::new().prefix("cleat-host-").tempdir().unwrap(), images: Vec::new() }
     }
 
     fn image(&mut self, name: &str, bytes: u64) -> PathBuf {
-        let path = self.dir.path().join(name);
+        let path = self.root.path().join(name);
         File::create(&path).unwrap().set_len(bytes).unwrap();
         self.images.push(path.clone());
         path
     }
 
     fn directory(&self, name: &str) -> PathBuf {
-        let path = self.dir.path().join(name);
+        let path = self.root.path().join(name);
         fs::create_dir(&path).unwrap();
         path
     }
 }
 
-impl Drop for Place {
+impl Drop for TestDir {
     fn drop(&mut self) {
         let mut mounts = mount::table().unwrap_or_default();
-        mounts.retain(|m| m.target.starts_with(self.dir.path()));
+        mounts.retain(|m| m.target.starts_with(self.root.path()));
         for m in mounts.iter().rev() {
             let _ = mount::unmount(&m.target);
         }
@@ -59,31 +60,31 @@ impl Drop for Place {
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn a_file_becomes_a_file_system_and_goes_again() {
+fn a_file_is_attached_formatted_mounted_and_detached() {
     for (format, options) in [(Format::Ext4, "noatime"), (Format::Xfs, "noatime,nouuid"), (Format::Btrfs, "noatime")] {
-        let mut place = Place::new();
-        let image = place.image("disk", 512 * MIB);
-        let at = place.directory("at");
+        let mut dir = TestDir::new();
+        let image = dir.image("disk", 512 * MIB);
+        let at = dir.directory("at");
         let device = loopdev::attach(&image, Access::ReadWrite).unwrap();
-        assert_eq!(probe(&device.path).unwrap(), Identity::Blank);
+        assert_eq!(probe(&device.path).unwrap(), DeviceContents::Blank);
 
-        filesystem::mkfs(&device.path, format, &[], Over::Blank).unwrap();
-        let Identity::FileSystem { kind, uuid: Some(uuid) } = probe(&device.path).unwrap() else {
+        filesystem::mkfs(&device.path, format, &[], Overwrite::IfBlank).unwrap();
+        let DeviceContents::FileSystem { kind, uuid: Some(uuid) } = probe(&device.path).unwrap() else {
             panic!("{format:?}")
         };
         assert_eq!(kind, format.kind());
         assert_eq!(uuid.len(), 36);
-        let again = filesystem::mkfs(&device.path, format, &[], Over::Blank).unwrap_err();
+        let again = filesystem::mkfs(&device.path, format, &[], Overwrite::IfBlank).unwrap_err();
         assert!(matches!(again, MkfsError::NotBlank { .. }), "{again}");
         let checked = filesystem::fsck(&device.path, kind).unwrap();
-        assert_eq!(checked, if format == Format::Ext4 { Checked::Clean } else { Checked::ByMount });
+        assert_eq!(checked, if format == Format::Ext4 { FsckOutcome::Clean } else { FsckOutcome::CheckedByMount });
 
-        let options = Options::parse(&[options]).unwrap();
+        let options = MountOptions::parse(&[options]).unwrap();
         mount::mount_fs(&device.path, &at, kind.name(), &options).unwrap();
         assert!(mount::is_mount_point(&at).unwrap());
-        let seen = mount::find(&at).unwrap().unwrap();
-        assert_eq!((seen.fstype.as_str(), seen.source.as_path()), (kind.name(), device.path.as_path()));
-        assert!(seen.options.iter().any(|o| o == "noatime"));
+        let mounted = mount::find(&at).unwrap().unwrap();
+        assert_eq!((mounted.fstype.as_str(), mounted.source.as_path()), (kind.name(), device.path.as_path()));
+        assert!(mounted.options.iter().any(|o| o == "noatime"));
         fs::write(at.join("file"), "kept").unwrap();
         let usage = filesystem::statfs(&at).unwrap();
         assert!(usage.total_bytes > 200 * MIB && usage.used_bytes < usage.total_bytes, "{usage:?}");
@@ -102,12 +103,12 @@ fn a_file_becomes_a_file_system_and_goes_again() {
 
 #[test]
 fn the_kernels_reason_is_in_the_error() {
-    let mut place = Place::new();
-    let image = place.image("disk", 64 * MIB);
-    let at = place.directory("at");
+    let mut dir = TestDir::new();
+    let image = dir.image("disk", 64 * MIB);
+    let at = dir.directory("at");
     let device = loopdev::attach(&image, Access::ReadWrite).unwrap();
-    filesystem::mkfs(&device.path, Format::Ext4, &[], Over::Blank).unwrap();
-    let nonsense = Options::parse(&["nonsense"]).unwrap();
+    filesystem::mkfs(&device.path, Format::Ext4, &[], Overwrite::IfBlank).unwrap();
+    let nonsense = MountOptions::parse(&["nonsense"]).unwrap();
     let error = mount::mount_fs(&device.path, &at, "ext4", &nonsense).unwrap_err().to_string();
     assert!(error.contains("nonsense"), "{error}");
     assert!(!mount::is_mount_point(&at).unwrap());
@@ -116,25 +117,25 @@ fn the_kernels_reason_is_in_the_error() {
 #[test]
 fn a_device_with_anything_on_it_is_never_formatted() {
     for (case, at) in [("first byte", 0), ("in the first MiB", 700_000), ("last byte", 64 * MIB - 1)] {
-        let mut place = Place::new();
-        let image = place.image("disk", 64 * MIB);
+        let mut dir = TestDir::new();
+        let image = dir.image("disk", 64 * MIB);
         let mut file = File::options().write(true).open(&image).unwrap();
         file.seek(SeekFrom::Start(at)).unwrap();
         file.write_all(b"x").unwrap();
         let device = loopdev::attach(&image, Access::ReadWrite).unwrap();
-        let refused = filesystem::mkfs(&device.path, Format::Ext4, &[], Over::Blank);
-        assert!(matches!(refused, Err(MkfsError::NotBlank { holds: Identity::Unknown, .. })), "{case}");
-        filesystem::mkfs(&device.path, Format::Ext4, &[], Over::OwnInterruptedFormat).unwrap();
+        let refused = filesystem::mkfs(&device.path, Format::Ext4, &[], Overwrite::IfBlank);
+        assert!(matches!(refused, Err(MkfsError::NotBlank { holds: DeviceContents::Unknown, .. })), "{case}");
+        filesystem::mkfs(&device.path, Format::Ext4, &[], Overwrite::OwnInterruptedFormat).unwrap();
     }
-    let mut place = Place::new();
-    let empty = place.image("empty", 0);
+    let mut dir = TestDir::new();
+    let empty = dir.image("empty", 0);
     assert!(probe(&empty).is_err(), "a device without a size is not blank");
 }
 
 #[test]
 fn sixteen_parallel_attaches_get_sixteen_devices() {
-    let mut place = Place::new();
-    let images: Vec<PathBuf> = (0..16).map(|i| place.image(&format!("disk{i}"), MIB)).collect();
+    let mut dir = TestDir::new();
+    let images: Vec<PathBuf> = (0..16).map(|i| dir.image(&format!("disk{i}"), MIB)).collect();
     let devices: Vec<LoopDevice> = thread::scope(|s| {
         let started: Vec<_> = images.iter().map(|i| s.spawn(|| loopdev::attach(i, Access::ReadWrite))).collect();
         started.into_iter().map(|t| t.join().unwrap().unwrap()).collect()
@@ -149,9 +150,9 @@ fn sixteen_parallel_attaches_get_sixteen_devices() {
 }
 
 #[test]
-fn racers_for_one_file_share_one_device() {
-    let mut place = Place::new();
-    let image = place.image("disk", MIB);
+fn concurrent_attaches_of_one_file_share_one_device() {
+    let mut dir = TestDir::new();
+    let image = dir.image("disk", MIB);
     let mut numbers: Vec<u32> = thread::scope(|s| {
         let started: Vec<_> =
             (0..8).map(|_| s.spawn(|| loopdev::attach_or_find(&image, Access::ReadWrite).unwrap().number)).collect();
@@ -165,8 +166,8 @@ fn racers_for_one_file_share_one_device() {
 
 #[test]
 fn a_removed_file_is_still_found_and_detached() {
-    let mut place = Place::new();
-    let image = place.image("disk", MIB);
+    let mut dir = TestDir::new();
+    let image = dir.image("disk", MIB);
     let device = loopdev::attach(&image, Access::ReadOnly).unwrap();
     fs::remove_file(&image).unwrap();
     assert_eq!(loopdev::find(&image).unwrap(), [device]);
@@ -179,9 +180,9 @@ fn a_removed_file_is_still_found_and_detached() {
 }
 
 #[test]
-fn a_number_that_went_to_another_file_is_not_detached() {
-    let mut place = Place::new();
-    let (first, second) = (place.image("first", MIB), place.image("second", MIB));
+fn a_device_that_was_reused_for_another_file_is_not_detached() {
+    let mut dir = TestDir::new();
+    let (first, second) = (dir.image("first", MIB), dir.image("second", MIB));
     let device = loopdev::attach(&second, Access::ReadWrite).unwrap();
     let meta = fs::metadata(&first).unwrap();
     let stale = LoopDevice {
@@ -197,8 +198,8 @@ fn a_number_that_went_to_another_file_is_not_detached() {
 
 #[test]
 fn a_device_follows_the_size_of_its_file() {
-    let mut place = Place::new();
-    let image = place.image("disk", MIB);
+    let mut dir = TestDir::new();
+    let image = dir.image("disk", MIB);
     let device = loopdev::attach(&image, Access::ReadWrite).unwrap();
     File::options().write(true).open(&image).unwrap().set_len(3 * MIB).unwrap();
     loopdev::set_capacity(&device).unwrap();
@@ -207,22 +208,22 @@ fn a_device_follows_the_size_of_its_file() {
 
 #[test]
 fn binds_of_directories_and_files_keep_their_access() {
-    let place = Place::new();
-    let (from, at) = (place.directory("from"), place.directory("at"));
+    let dir = TestDir::new();
+    let (from, at) = (dir.directory("from"), dir.directory("at"));
     fs::write(from.join("a"), "1").unwrap();
 
     mount::bind(&from, &at, Access::ReadOnly).unwrap();
     assert!(fs::write(at.join("a"), "2").is_err());
-    assert!(mount::find(&at).unwrap().unwrap().read_only());
+    assert!(mount::find(&at).unwrap().unwrap().is_read_only());
     fs::write(from.join("a"), "3").unwrap();
     assert_eq!(fs::read_to_string(at.join("a")).unwrap(), "3");
 
     mount::bind(&from, &at, Access::ReadWrite).unwrap();
     fs::write(at.join("a"), "4").unwrap();
-    assert_eq!(mount::unmount(&at).unwrap(), 2, "stacked mounts go together");
+    assert_eq!(mount::unmount(&at).unwrap(), 2, "stacked mounts are removed together");
     assert!(!mount::is_mount_point(&at).unwrap());
 
-    let file = place.dir.path().join("file");
+    let file = dir.root.path().join("file");
     File::create(&file).unwrap();
     mount::bind(&from.join("a"), &file, Access::ReadOnly).unwrap();
     assert_eq!(fs::read_to_string(&file).unwrap(), "4");
@@ -233,9 +234,9 @@ fn binds_of_directories_and_files_keep_their_access() {
 
 #[test]
 fn a_link_in_place_of_the_target_is_refused() {
-    let place = Place::new();
-    let (from, elsewhere) = (place.directory("from"), place.directory("elsewhere"));
-    let link = place.dir.path().join("link");
+    let dir = TestDir::new();
+    let (from, elsewhere) = (dir.directory("from"), dir.directory("elsewhere"));
+    let link = dir.root.path().join("link");
     std::os::unix::fs::symlink(&elsewhere, &link).unwrap();
     assert!(mount::bind(&from, &link, Access::ReadWrite).is_err());
     assert!(!mount::is_mount_point(&elsewhere).unwrap());
@@ -243,12 +244,12 @@ fn a_link_in_place_of_the_target_is_refused() {
 
 #[test]
 fn other_mounts_of_the_same_directory_are_listed() {
-    let mut place = Place::new();
-    let image = place.image("disk", 64 * MIB);
-    let (staged, published) = (place.directory("staged"), place.directory("published"));
+    let mut dir = TestDir::new();
+    let image = dir.image("disk", 64 * MIB);
+    let (staged, published) = (dir.directory("staged"), dir.directory("published"));
     let device = loopdev::attach(&image, Access::ReadWrite).unwrap();
-    filesystem::mkfs(&device.path, Format::Ext4, &[], Over::Blank).unwrap();
-    mount::mount_fs(&device.path, &staged, Kind::Ext4.name(), &Options::default()).unwrap();
+    filesystem::mkfs(&device.path, Format::Ext4, &[], Overwrite::IfBlank).unwrap();
+    mount::mount_fs(&device.path, &staged, FileSystemKind::Ext4.name(), &MountOptions::default()).unwrap();
     assert!(mount::references(&staged).unwrap().is_empty());
     mount::bind(&staged, &published, Access::ReadWrite).unwrap();
     assert_eq!(mount::references(&staged).unwrap(), [fs::canonicalize(&published).unwrap()]);
@@ -256,8 +257,8 @@ fn other_mounts_of_the_same_directory_are_listed() {
 
 #[test]
 fn a_shared_directory_propagates_and_is_shared_once() {
-    let place = Place::new();
-    let root = place.directory("root");
+    let dir = TestDir::new();
+    let root = dir.directory("root");
     mount::share(&root).unwrap();
     mount::share(&root).unwrap();
     assert!(mount::find(&root).unwrap().unwrap().shared);
@@ -265,7 +266,7 @@ fn a_shared_directory_propagates_and_is_shared_once() {
 }
 
 #[tokio::test]
-async fn host_calls_run_beside_the_workers() {
+async fn host_calls_run_off_the_async_workers() {
     let listed = offload(Duration::from_secs(10), "read the mount table", mount::table).await.unwrap();
     assert!(!listed.is_empty());
     let failed = offload(Duration::from_secs(10), "probe", || probe(Path::new("/nonexistent"))).await;

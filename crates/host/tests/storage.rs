@@ -9,36 +9,36 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use cleat_host::filesystem::{self, Format, GrowError, Over, grow, statfs};
+use cleat_host::filesystem::{self, Format, GrowError, Overwrite, grow, statfs};
 use cleat_host::loopdev::{self, LoopDevice};
-use cleat_host::mount::{self, Options};
+use cleat_host::mount::{self, MountOptions};
 use cleat_host::{Access, copy, freeze};
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
 
-/// One formatted image, its device and a place to mount it; all of it goes with the value.
-struct Disk {
+/// A formatted image, its device and a directory to mount it at. Dropping it unmounts and detaches everything.
+struct TestDisk {
     dir: TempDir,
     image: PathBuf,
     at: PathBuf,
     device: LoopDevice,
 }
 
-impl Disk {
-    fn new(format: Format, bytes: u64) -> Disk {
+impl TestDisk {
+    fn new(format: Format, bytes: u64) -> TestDisk {
         assert!(rustix::process::geteuid().is_root(), "these tests mount file systems: run them as root");
         let dir = tempfile::Builder::new().prefix("cleat-host-").tempdir().unwrap();
         let (image, at) = (dir.path().join("disk"), dir.path().join("at"));
         File::create(&image).unwrap().set_len(bytes).unwrap();
         fs::create_dir(&at).unwrap();
         let device = loopdev::attach(&image, Access::ReadWrite).unwrap();
-        filesystem::mkfs(&device.path, format, &[], Over::Blank).unwrap();
-        Disk { dir, image, at, device }
+        filesystem::mkfs(&device.path, format, &[], Overwrite::IfBlank).unwrap();
+        TestDisk { dir, image, at, device }
     }
 
     fn mount(&self, format: Format) {
-        mount::mount_fs(&self.device.path, &self.at, format.name(), &Options::default()).unwrap();
+        mount::mount_fs(&self.device.path, &self.at, format.name(), &MountOptions::default()).unwrap();
     }
 
     fn enlarge(&self, bytes: u64) {
@@ -49,7 +49,7 @@ impl Disk {
     }
 }
 
-impl Drop for Disk {
+impl Drop for TestDisk {
     fn drop(&mut self) {
         let _ = freeze::thaw(&self.at);
         let _ = mount::unmount(&self.at);
@@ -60,7 +60,7 @@ impl Drop for Disk {
 #[test]
 fn a_mounted_file_system_grows_and_keeps_its_files() {
     for format in [Format::Xfs, Format::Btrfs] {
-        let disk = Disk::new(format, 320 * MIB);
+        let disk = TestDisk::new(format, 320 * MIB);
         disk.mount(format);
         fs::write(disk.at.join("file"), "data").unwrap();
         let before = statfs(&disk.at).unwrap().total_bytes;
@@ -78,8 +78,8 @@ fn a_mounted_file_system_grows_and_keeps_its_files() {
 }
 
 #[test]
-fn ext4_grows_while_it_is_not_mounted_and_says_when_it_may_not_while_it_is() {
-    let disk = Disk::new(Format::Ext4, 64 * MIB);
+fn ext4_grows_unmounted_and_reports_if_growing_it_mounted_is_not_permitted() {
+    let disk = TestDisk::new(Format::Ext4, 64 * MIB);
     disk.mount(Format::Ext4);
     fs::write(disk.at.join("file"), "data").unwrap();
     mount::unmount(&disk.at).unwrap();
@@ -109,12 +109,12 @@ fn a_sparse_copy_has_the_data_and_the_holes() {
         file.write_all(&[byte; 4096]).unwrap();
     }
     file.sync_all().unwrap();
-    copy::sparse(&from, &to).unwrap();
+    copy::copy_sparse(&from, &to).unwrap();
     assert!(same(&from, &to));
     assert!(fs::metadata(&to).unwrap().blocks() * 512 < MIB, "holes stay holes");
-    // Over something older and larger.
+    // Overwrites a larger file.
     fs::write(&to, vec![9; 2 << 20]).unwrap();
-    copy::sparse(&from, &to).unwrap();
+    copy::copy_sparse(&from, &to).unwrap();
     assert!(same(&from, &to));
 }
 
@@ -123,19 +123,19 @@ fn same(one: &Path, other: &Path) -> bool {
 }
 
 #[test]
-fn a_clone_shares_blocks_until_one_side_writes() {
-    let disk = Disk::new(Format::Xfs, 320 * MIB);
+fn a_reflink_shares_blocks_until_one_side_is_written() {
+    let disk = TestDisk::new(Format::Xfs, 320 * MIB);
     disk.mount(Format::Xfs);
-    assert!(copy::can_clone(&disk.at).unwrap());
+    assert!(copy::can_reflink(&disk.at).unwrap());
     let (from, to) = (disk.at.join("from"), disk.at.join("to"));
     fs::write(&from, vec![7; 100 << 20]).unwrap();
     freeze::flush(&disk.at).unwrap();
     let before = statfs(&disk.at).unwrap().available_bytes;
-    assert!(copy::clone(&from, &to).unwrap());
+    assert!(copy::reflink(&from, &to).unwrap());
     assert!(same(&from, &to));
     let after = statfs(&disk.at).unwrap().available_bytes;
     assert!(before - after < 10 * MIB, "{before} then {after}");
-    // A device over such a file keeps its sectors, or what is on it would not mount any more.
+    // A loop device on a reflinked file keeps its sector size; otherwise a file system on it would not mount any more.
     let device = loopdev::attach(&to, Access::ReadWrite).unwrap();
     let sectors = fs::read_to_string(format!("/sys/block/loop{}/queue/logical_block_size", device.number)).unwrap();
     assert_eq!(sectors.trim(), "512");
@@ -144,24 +144,24 @@ fn a_clone_shares_blocks_until_one_side_writes() {
     assert_eq!(fs::metadata(&to).unwrap().len(), 100 << 20);
 
     let left: Vec<_> = fs::read_dir(&disk.at).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left.len(), 2, "the attempt leaves nothing: {left:?}");
-    assert!(!copy::clone(&from, &disk.dir.path().join("elsewhere")).unwrap(), "not across file systems");
+    assert_eq!(left.len(), 2, "the probe leaves no files: {left:?}");
+    assert!(!copy::reflink(&from, &disk.dir.path().join("elsewhere")).unwrap(), "not across file systems");
 }
 
 #[test]
-fn an_allocated_file_has_all_its_blocks_or_fails_at_once() {
-    let disk = Disk::new(Format::Xfs, 320 * MIB);
+fn allocate_reserves_all_blocks_or_fails() {
+    let disk = TestDisk::new(Format::Xfs, 320 * MIB);
     disk.mount(Format::Xfs);
     let file = disk.at.join("file");
     File::create(&file).unwrap();
     copy::allocate(&file, 64 * MIB).unwrap();
-    assert_eq!(copy::occupied(&file).unwrap(), 64 * MIB);
-    assert!(copy::allocate(&file, 1 << 30).unwrap_err().full());
+    assert_eq!(copy::allocated_bytes(&file).unwrap(), 64 * MIB);
+    assert!(copy::allocate(&file, 1 << 30).unwrap_err().is_disk_full());
 }
 
 #[test]
-fn a_frozen_file_system_makes_its_writers_wait_until_it_is_thawed() {
-    let disk = Disk::new(Format::Ext4, 64 * MIB);
+fn a_frozen_file_system_blocks_its_writers_until_it_is_thawed() {
+    let disk = TestDisk::new(Format::Ext4, 64 * MIB);
     disk.mount(Format::Ext4);
     freeze::thaw(&disk.at).unwrap();
     freeze::freeze(&disk.at).unwrap();
@@ -179,8 +179,8 @@ fn a_frozen_file_system_makes_its_writers_wait_until_it_is_thawed() {
 }
 
 #[test]
-fn a_device_takes_fewer_requests_when_told_to() {
-    let disk = Disk::new(Format::Ext4, 64 * MIB);
+fn the_queue_depth_of_a_device_can_be_set() {
+    let disk = TestDisk::new(Format::Ext4, 64 * MIB);
     for depth in [4, 64] {
         loopdev::set_queue_depth(&disk.device, depth).unwrap();
         let shown = fs::read_to_string(format!("/sys/block/loop{}/queue/nr_requests", disk.device.number)).unwrap();

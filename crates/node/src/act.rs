@@ -72,7 +72,7 @@ pub enum UnmountError {
     #[error("the device mount path {path:?} is still mounted by other references {others:?}")]
     Referenced { path: PathBuf, others: Vec<PathBuf> },
     #[error("read the mount table: {0}")]
-    Mounts(#[source] OffloadError<mount::TableError>),
+    Mounts(#[source] OffloadError<mount::MountTableError>),
     #[error(transparent)]
     Call(#[from] CallError),
     #[error("{target:?} is still mounted though its driver said it is not")]
@@ -196,7 +196,7 @@ async fn write_record(
     };
     let Err(source) = offload(FILE_TIMEOUT, "write the record of a volume", write).await else { return Ok(()) };
     let nothing_before = !before.presence.may_be_present();
-    let left = source.uncertain() || (nothing_before && clean_up(volume_dir.clone()).await.is_err());
+    let left = source.is_uncertain() || (nothing_before && clean_up(volume_dir.clone()).await.is_err());
     let leftovers = if left { Leftovers::Possible } else { Leftovers::None };
     Err(MountError::Record { dir: volume_dir.dir.clone(), source, leftovers })
 }

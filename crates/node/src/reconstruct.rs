@@ -18,7 +18,7 @@ pub enum ReconstructError {
     #[error("list {dir:?}")]
     List { dir: PathBuf, source: io::Error },
     #[error(transparent)]
-    Mounts(#[from] mount::TableError),
+    Mounts(#[from] mount::MountTableError),
 }
 
 /// The volumes that may be staged or published on this node.

@@ -1,4 +1,4 @@
-//! Controller service: checks requests and hands them on. Knows nothing of nodes but what they announced.
+//! The Controller service: validates requests and runs them on the worker. Must not attach or mount anything.
 use std::collections::HashMap;
 
 use cleat_csi::{
@@ -6,69 +6,61 @@ use cleat_csi::{
     validate,
 };
 use cleat_host::{filesystem, loopdev};
-use prost_types::Timestamp;
 use tonic::{Request, Response, Status};
 
 use super::{
     create,
     failure::Failure,
-    health, parameters,
+    health,
+    kernel_state::KernelState,
+    paging::{parse_page, truncate_page},
+    parameters,
     pools::Pools,
-    record::{Moment, Record, SnapshotRecord, SnapshotState, Source},
-    request::{self, Capability, MAX_SIZE, Range, Wanted, id_for},
-    seen::Seen,
+    record::{SnapshotRecord, VolumeRecord},
+    request::{self, Capability, MAX_VOLUME_BYTES, SizeRange, VolumeRequirements, id_for},
+    response::{self, to_i64},
     snapshot, stage,
-    topology::Reach,
+    topology::Accessibility,
     worker::Worker,
 };
 
-/// What a listing answers at most when the caller sets no limit.
-const PAGE: usize = 1000;
-
-/// Marks a token as ours; the rest is the last id given out, so what comes and goes does not disturb the listing.
-const TOKEN: &str = "after:";
-
-pub(crate) struct Service {
+pub(crate) struct ControllerService {
     worker: Worker,
-    reach: Reach,
+    accessibility: Accessibility,
 }
 
-impl Service {
-    pub(crate) fn new(worker: Worker, reach: Reach) -> Service {
-        Service { worker, reach }
+impl ControllerService {
+    pub(crate) fn new(worker: Worker, accessibility: Accessibility) -> ControllerService {
+        ControllerService { worker, accessibility }
     }
 
-    fn volume(&self, volume_id: String, record: &Record) -> v1::Volume {
-        v1::Volume {
-            capacity_bytes: signed(record.capacity),
-            volume_id,
-            volume_context: record.parameters.clone().into_iter().collect(),
-            content_source: record.source.as_ref().map(content_source),
-            accessible_topology: self.reach.topology().into_iter().collect(),
-        }
+    fn volume_message(&self, csi_id: String, record: &VolumeRecord) -> v1::Volume {
+        response::volume(csi_id, record, self.accessibility.topology())
     }
 }
 
 #[tonic::async_trait]
-impl Controller for Service {
+impl Controller for ControllerService {
     async fn create_volume(
         &self,
         request: Request<v1::CreateVolumeRequest>,
     ) -> Result<Response<v1::CreateVolumeResponse>, Status> {
         let request = request.into_inner();
         let name = validate::text("name", &request.name)?.to_owned();
-        let wanted = Wanted::parse(
+        let requirements = VolumeRequirements::parse(
             request.capacity_range.as_ref(),
             &request.volume_capabilities,
             &request.parameters,
             &request.mutable_parameters,
         )?;
-        let source = request::source(request.volume_content_source.as_ref())?;
-        self.reach.admit(request.accessibility_requirements.as_ref())?;
-        let key = Pools::outer(parameters::pool(&wanted.parameters), &id_for(&name));
-        let (id, record) =
-            self.worker.alone("create", &key, move |pools| create::create(pools, &name, &wanted, source)).await?;
-        Ok(Response::new(v1::CreateVolumeResponse { volume: Some(self.volume(id, &record)) }))
+        let source = request::parse_source(request.volume_content_source.as_ref())?;
+        self.accessibility.check(request.accessibility_requirements.as_ref())?;
+        let key = Pools::csi_id(parameters::pool(&requirements.parameters), &id_for(&name));
+        let (id, record) = self
+            .worker
+            .run_exclusive("create", &key, move |pools| create::create_volume(pools, &name, &requirements, source))
+            .await?;
+        Ok(Response::new(v1::CreateVolumeResponse { volume: Some(self.volume_message(id, &record)) }))
     }
 
     async fn delete_volume(
@@ -77,14 +69,14 @@ impl Controller for Service {
     ) -> Result<Response<v1::DeleteVolumeResponse>, Status> {
         let id = validate::text("volume_id", &request.get_ref().volume_id)?.to_owned();
         self.worker
-            .alone("delete", &id.clone(), move |pools| {
-                let (pool, id) = pools.of(&id)?;
-                let Some((locked, record)) = pool.existing(id)? else { return pool.sweep(id) };
+            .run_exclusive("delete", &id.clone(), move |pools| {
+                let (pool, id) = pools.resolve(&id)?;
+                let Some((locked, record)) = pool.lock_if_exists(id)? else { return pool.remove_leftovers(id) };
                 if !record.published.is_empty() {
                     let nodes = record.published.into_keys().collect();
                     return Err(Failure::Published { id: id.to_owned(), nodes });
                 }
-                stage::release(id, &locked.image())?;
+                stage::detach_unused(id, &locked.image_path())?;
                 locked.remove()
             })
             .await?;
@@ -96,25 +88,27 @@ impl Controller for Service {
         request: Request<v1::ControllerPublishVolumeRequest>,
     ) -> Result<Response<v1::ControllerPublishVolumeResponse>, Status> {
         let request = request.into_inner();
-        let outer = validate::text("volume_id", &request.volume_id)?.to_owned();
+        let csi_id = validate::text("volume_id", &request.volume_id)?.to_owned();
         let node = validate::bounded("node_id", &request.node_id, validate::MAX_NODE_ID_BYTES)?.to_owned();
         let capability = validate::present("volume_capability", &request.volume_capability)?;
-        let wanted = Capability::parse("volume_capability", capability)?.publication(request.readonly);
+        let publication = Capability::parse("volume_capability", capability)?.publication(request.readonly);
         let read_only = self
             .worker
-            .alone("publish", &outer.clone(), move |pools| {
-                let (pool, id) = pools.of(&outer)?;
-                let (locked, record) = pool.must_exist(id)?;
-                let announced = pools.nodes.find(&node)?.ok_or_else(|| Failure::NoNode(node.clone()))?;
-                let mut wanted = wanted;
-                wanted.read_only |= parameters::is_read_only(&record.mutable);
+            .run_exclusive("publish", &csi_id.clone(), move |pools| {
+                let (pool, id) = pools.resolve(&csi_id)?;
+                let (locked, record) = pool.lock_existing(id)?;
+                let registered = pools.nodes.find(&node)?.ok_or_else(|| Failure::NodeNotRegistered(node.clone()))?;
+                let mut publication = publication;
+                publication.read_only |= parameters::is_read_only(&record.mutable_parameters);
                 if record.published.contains_key(&node) {
-                    locked.publish(record, &node, wanted)?;
+                    locked.publish(record, &node, publication)?;
                 } else {
-                    pools.nodes.admit(&announced, &outer, || pools.publications())?;
-                    locked.publish(record, &node, wanted).inspect_err(|_| pools.nodes.release(Some(&node), &outer))?;
+                    pools.nodes.reserve(&registered, &csi_id, || pools.volumes_by_node())?;
+                    locked
+                        .publish(record, &node, publication)
+                        .inspect_err(|_| pools.nodes.release(Some(&node), &csi_id))?;
                 }
-                Ok(wanted.read_only)
+                Ok(publication.read_only)
             })
             .await?;
         let access = if read_only { "ro" } else { "rw" };
@@ -127,16 +121,16 @@ impl Controller for Service {
         request: Request<v1::ControllerUnpublishVolumeRequest>,
     ) -> Result<Response<v1::ControllerUnpublishVolumeResponse>, Status> {
         let request = request.into_inner();
-        let outer = validate::text("volume_id", &request.volume_id)?.to_owned();
-        // The spec reads an absent node as all nodes.
+        let csi_id = validate::text("volume_id", &request.volume_id)?.to_owned();
+        // An empty node_id means all nodes (CSI spec, ControllerUnpublishVolume).
         let node = Some(request.node_id).filter(|node| !node.is_empty());
         self.worker
-            .alone("unpublish", &outer.clone(), move |pools| {
-                let (pool, id) = pools.of(&outer)?;
-                if let Some((locked, record)) = pool.existing(id)? {
+            .run_exclusive("unpublish", &csi_id.clone(), move |pools| {
+                let (pool, id) = pools.resolve(&csi_id)?;
+                if let Some((locked, record)) = pool.lock_if_exists(id)? {
                     locked.unpublish(record, node.as_deref())?;
                 }
-                pools.nodes.release(node.as_deref(), &outer);
+                pools.nodes.release(node.as_deref(), &csi_id);
                 Ok(())
             })
             .await?;
@@ -152,14 +146,18 @@ impl Controller for Service {
         let id = validate::text("volume_id", &request.volume_id)?.to_owned();
         validate::not_empty("volume_capabilities", &request.volume_capabilities)?;
         self.worker
-            .read("validate", move |pools| {
-                let (pool, inner) = pools.of(&id)?;
-                pool.peek(inner)?.ok_or(Failure::NoVolume(id))
+            .run("validate", move |pools| {
+                let (pool, inner) = pools.resolve(&id)?;
+                pool.read_record(inner)?.ok_or(Failure::VolumeNotFound(id))
             })
             .await?;
-        let wanted =
-            Wanted::parse(None, &request.volume_capabilities, &request.parameters, &request.mutable_parameters);
-        let response = match wanted {
+        let requirements = VolumeRequirements::parse(
+            None,
+            &request.volume_capabilities,
+            &request.parameters,
+            &request.mutable_parameters,
+        );
+        let response = match requirements {
             Ok(_) => v1::ValidateVolumeCapabilitiesResponse {
                 confirmed: Some(Confirmed {
                     volume_context: request.volume_context,
@@ -182,13 +180,13 @@ impl Controller for Service {
     ) -> Result<Response<v1::ListVolumesResponse>, Status> {
         use v1::list_volumes_response::{Entry, VolumeStatus};
         let request = request.into_inner();
-        let (limit, after) = page(request.max_entries, &request.starting_token)?;
-        let (found, next_token) = self.worker.read("list", move |pools| volumes(pools, limit, &after)).await?;
-        let entry = |(id, record, complaints): Listed| {
+        let (limit, after) = parse_page(request.max_entries, &request.starting_token)?;
+        let (found, next_token) = self.worker.run("list", move |pools| list_volumes(pools, limit, &after)).await?;
+        let entry = |(id, record, problems): VolumeWithHealth| {
             let published_node_ids = record.published.keys().cloned().collect();
-            let volume_condition = Some(health::condition(&complaints));
+            let volume_condition = Some(health::condition(&problems));
             let status = Some(VolumeStatus { published_node_ids, volume_condition });
-            Entry { volume: Some(self.volume(id, &record)), status }
+            Entry { volume: Some(self.volume_message(id, &record)), status }
         };
         let entries = found.into_iter().map(entry).collect();
         Ok(Response::new(v1::ListVolumesResponse { entries, next_token }))
@@ -199,12 +197,12 @@ impl Controller for Service {
         request: Request<v1::ControllerGetVolumeRequest>,
     ) -> Result<Response<v1::ControllerGetVolumeResponse>, Status> {
         let id = validate::text("volume_id", &request.get_ref().volume_id)?.to_owned();
-        let (id, record, complaints) = self.worker.read("get", move |pools| volume(pools, id)).await?;
+        let (id, record, problems) = self.worker.run("get", move |pools| read_volume(pools, id)).await?;
         let status = v1::controller_get_volume_response::VolumeStatus {
             published_node_ids: record.published.keys().cloned().collect(),
-            volume_condition: Some(health::condition(&complaints)),
+            volume_condition: Some(health::condition(&problems)),
         };
-        let volume = Some(self.volume(id, &record));
+        let volume = Some(self.volume_message(id, &record));
         Ok(Response::new(v1::ControllerGetVolumeResponse { volume, status: Some(status) }))
     }
 
@@ -213,8 +211,8 @@ impl Controller for Service {
         request: Request<v1::ControllerGetVolumeHealthRequest>,
     ) -> Result<Response<v1::ControllerGetVolumeHealthResponse>, Status> {
         let id = validate::text("volume_id", &request.get_ref().volume_id)?.to_owned();
-        let (id, _, complaints) = self.worker.read("health", move |pools| volume(pools, id)).await?;
-        let volume_health = Some(health::message(id, complaints));
+        let (id, _, problems) = self.worker.run("health", move |pools| read_volume(pools, id)).await?;
+        let volume_health = Some(health::to_message(id, problems));
         Ok(Response::new(v1::ControllerGetVolumeHealthResponse { volume_health }))
     }
 
@@ -223,9 +221,10 @@ impl Controller for Service {
         request: Request<v1::ControllerListVolumeHealthRequest>,
     ) -> Result<Response<v1::ControllerListVolumeHealthResponse>, Status> {
         let request = request.into_inner();
-        let (limit, after) = page(request.max_entries, &request.starting_token)?;
-        let (found, next_token) = self.worker.read("list health", move |pools| volumes(pools, limit, &after)).await?;
-        let entries = found.into_iter().map(|(id, _, complaints)| health::message(id, complaints)).collect();
+        let (limit, after) = parse_page(request.max_entries, &request.starting_token)?;
+        let (found, next_token) =
+            self.worker.run("list health", move |pools| list_volumes(pools, limit, &after)).await?;
+        let entries = found.into_iter().map(|(id, _, problems)| health::to_message(id, problems)).collect();
         Ok(Response::new(v1::ControllerListVolumeHealthResponse { entries, next_token }))
     }
 
@@ -235,27 +234,29 @@ impl Controller for Service {
     ) -> Result<Response<v1::GetCapacityResponse>, Status> {
         let request = request.into_inner();
         let parameters = parameters::check(&request.parameters)?;
-        let wanted = Wanted::parse(None, &request.volume_capabilities, &request.parameters, &HashMap::new());
-        let possible = request.volume_capabilities.is_empty() || wanted.is_ok();
-        let reached = request.accessible_topology.as_ref().is_none_or(|place| self.reach.is_in(place));
-        if !possible || !reached {
+        let requirements =
+            VolumeRequirements::parse(None, &request.volume_capabilities, &request.parameters, &HashMap::new());
+        let is_possible = request.volume_capabilities.is_empty() || requirements.is_ok();
+        let is_accessible =
+            request.accessible_topology.as_ref().is_none_or(|topology| self.accessibility.satisfies(topology));
+        if !is_possible || !is_accessible {
             return Ok(Response::new(v1::GetCapacityResponse::default()));
         }
-        let file_system = wanted.ok().and_then(|wanted| wanted.file_system);
+        let file_system = requirements.ok().and_then(|requirements| requirements.file_system);
         let thick = parameters::is_thick(&parameters);
         let available = self
             .worker
-            .read("capacity", move |pools| {
-                let pool = pools.named(parameters::pool(&parameters))?;
+            .run("capacity", move |pools| {
+                let pool = pools.by_name(parameters::pool(&parameters))?;
                 Ok(filesystem::statfs(pool.volumes.directory())?.available_bytes)
             })
             .await?;
-        // A thin volume may be larger than what is left: that is what thin means.
-        let largest = if thick { available.min(MAX_SIZE) } else { MAX_SIZE };
+        // A thin volume may be larger than the available space.
+        let maximum = if thick { available.min(MAX_VOLUME_BYTES) } else { MAX_VOLUME_BYTES };
         Ok(Response::new(v1::GetCapacityResponse {
-            available_capacity: signed(available),
-            maximum_volume_size: Some(signed(largest)),
-            minimum_volume_size: Some(signed(request::minimum(file_system))),
+            available_capacity: to_i64(available),
+            maximum_volume_size: Some(to_i64(maximum)),
+            minimum_volume_size: Some(to_i64(request::min_volume_bytes(file_system))),
         }))
     }
 
@@ -265,20 +266,20 @@ impl Controller for Service {
     ) -> Result<Response<v1::ControllerExpandVolumeResponse>, Status> {
         let request = request.into_inner();
         let id = validate::text("volume_id", &request.volume_id)?.to_owned();
-        let range = Range::parse(Some(validate::present("capacity_range", &request.capacity_range)?))?;
+        let range = SizeRange::parse(Some(validate::present("capacity_range", &request.capacity_range)?))?;
         let record = self
             .worker
-            .alone("expand", &id.clone(), move |pools| {
-                let (pool, id) = pools.of(&id)?;
-                let (locked, mut record) = pool.must_exist(id)?;
-                let capacity = range.grow(record.capacity).map_err(Failure::Refused)?;
+            .run_exclusive("expand", &id.clone(), move |pools| {
+                let (pool, id) = pools.resolve(&id)?;
+                let (locked, mut record) = pool.lock_existing(id)?;
+                let capacity = range.choose_expanded(record.capacity).map_err(Failure::Refused)?;
                 locked.expand(&mut record, capacity)?;
                 Ok(record)
             })
             .await?;
-        // The device of an attached raw volume has to be told too.
+        // For a raw volume too, if it is published: its loop device must be resized.
         let node_expansion_required = record.file_system.is_some() || !record.published.is_empty();
-        let capacity_bytes = signed(record.capacity);
+        let capacity_bytes = to_i64(record.capacity);
         Ok(Response::new(v1::ControllerExpandVolumeResponse { capacity_bytes, node_expansion_required }))
     }
 
@@ -290,17 +291,17 @@ impl Controller for Service {
         let id = validate::text("volume_id", &request.volume_id)?.to_owned();
         let mutable = parameters::check_mutable(&request.mutable_parameters);
         self.worker
-            .alone("modify", &id.clone(), move |pools| {
-                let (pool, id) = pools.of(&id)?;
-                let (locked, mut record) = pool.must_exist(id)?;
-                let before = record.mutable.clone();
-                record.mutable.extend(mutable.map_err(Failure::Refused)?);
-                if record.mutable != before {
+            .run_exclusive("modify", &id.clone(), move |pools| {
+                let (pool, id) = pools.resolve(&id)?;
+                let (locked, mut record) = pool.lock_existing(id)?;
+                let before = record.mutable_parameters.clone();
+                record.mutable_parameters.extend(mutable.map_err(Failure::Refused)?);
+                if record.mutable_parameters != before {
                     locked.write(&record)?;
                 }
-                // Where the volume is staged on this machine it applies at once; elsewhere, with the next stage.
-                if let Some(depth) = parameters::queue_depth(&record.mutable) {
-                    for device in Seen::of_image(&locked.image())?.devices {
+                // Applied at once to devices on this machine; on other machines by the next stage.
+                if let Some(depth) = parameters::queue_depth(&record.mutable_parameters) {
+                    for device in KernelState::of_image(&locked.image_path())?.devices {
                         loopdev::set_queue_depth(&device, depth)?;
                     }
                 }
@@ -318,12 +319,14 @@ impl Controller for Service {
         let source = validate::text("source_volume_id", &request.source_volume_id)?.to_owned();
         let name = validate::text("name", &request.name)?.to_owned();
         parameters::check_snapshot(&request.parameters)?;
-        self.reach.admit(request.accessibility_requirements.as_ref())?;
+        self.accessibility.check(request.accessibility_requirements.as_ref())?;
         let (id, record) = self
             .worker
-            .alone("snapshot", &format!("snapshot {name}"), move |pools| snapshot::create(pools, &name, &source))
+            .run_exclusive("snapshot", &format!("snapshot {name}"), move |pools| {
+                snapshot::create(pools, &name, &source)
+            })
             .await?;
-        Ok(Response::new(v1::CreateSnapshotResponse { snapshot: Some(snapshot_message(id, &record)) }))
+        Ok(Response::new(v1::CreateSnapshotResponse { snapshot: Some(response::snapshot(id, &record)) }))
     }
 
     async fn delete_snapshot(
@@ -332,7 +335,9 @@ impl Controller for Service {
     ) -> Result<Response<v1::DeleteSnapshotResponse>, Status> {
         let id = validate::text("snapshot_id", &request.get_ref().snapshot_id)?.to_owned();
         self.worker
-            .alone("delete snapshot", &format!("snapshot {id}"), move |pools| snapshot::delete(pools, &id, None))
+            .run_exclusive("delete snapshot", &format!("snapshot {id}"), move |pools| {
+                snapshot::delete(pools, &id, None)
+            })
             .await?;
         Ok(Response::new(v1::DeleteSnapshotResponse {}))
     }
@@ -344,13 +349,13 @@ impl Controller for Service {
         let id = validate::text("snapshot_id", &request.get_ref().snapshot_id)?.to_owned();
         let (id, record) = self
             .worker
-            .read("get snapshot", move |pools| {
-                let (pool, inner) = pools.of(&id)?;
+            .run("get snapshot", move |pools| {
+                let (pool, inner) = pools.resolve(&id)?;
                 let found = pool.snapshots.read::<SnapshotRecord>(inner)?;
-                found.map(|record| (id.clone(), record)).ok_or(Failure::NoSnapshot(id))
+                found.map(|record| (id.clone(), record)).ok_or(Failure::SnapshotNotFound(id))
             })
             .await?;
-        Ok(Response::new(v1::GetSnapshotResponse { snapshot: Some(snapshot_message(id, &record)) }))
+        Ok(Response::new(v1::GetSnapshotResponse { snapshot: Some(response::snapshot(id, &record)) }))
     }
 
     async fn list_snapshots(
@@ -358,12 +363,12 @@ impl Controller for Service {
         request: Request<v1::ListSnapshotsRequest>,
     ) -> Result<Response<v1::ListSnapshotsResponse>, Status> {
         let request = request.into_inner();
-        let (limit, after) = page(request.max_entries, &request.starting_token)?;
+        let (limit, after) = parse_page(request.max_entries, &request.starting_token)?;
         let (found, next_token) = self
             .worker
-            .read("list snapshots", move |pools| {
+            .run("list snapshots", move |pools| {
                 let ids = match request.snapshot_id.as_str() {
-                    "" => pools.list(&after, |pool| pool.snapshots.list(""))?,
+                    "" => pools.list_ids(&after, |pool| pool.snapshots.list(""))?,
                     one => vec![one.to_owned()],
                 };
                 let mut found = Vec::new();
@@ -371,19 +376,19 @@ impl Controller for Service {
                     if found.len() > limit {
                         break;
                     }
-                    let (pool, inner) = pools.of(&id)?;
+                    let (pool, inner) = pools.resolve(&id)?;
                     let record = pool.snapshots.read::<SnapshotRecord>(inner)?;
                     let of_volume = |record: &SnapshotRecord| {
                         request.source_volume_id.is_empty() || record.source == request.source_volume_id
                     };
                     found.extend(record.filter(of_volume).map(|record| (id, record)));
                 }
-                let next = next_page(&mut found, limit, |(id, _)| id);
+                let next = truncate_page(&mut found, limit, |(id, _)| id);
                 Ok((found, next))
             })
             .await?;
         let entry = |(id, record): (String, SnapshotRecord)| v1::list_snapshots_response::Entry {
-            snapshot: Some(snapshot_message(id, &record)),
+            snapshot: Some(response::snapshot(id, &record)),
         };
         let entries = found.into_iter().map(entry).collect();
         Ok(Response::new(v1::ListSnapshotsResponse { entries, next_token }))
@@ -422,83 +427,31 @@ impl Controller for Service {
     }
 }
 
-type Listed = (String, Record, Vec<health::Complaint>);
+/// The CSI id of a volume, its record and its problems.
+type VolumeWithHealth = (String, VolumeRecord, Vec<health::HealthProblem>);
 
-fn volume(pools: &Pools, outer: String) -> Result<Listed, Failure> {
-    let (pool, id) = pools.of(&outer)?;
-    let record = pool.peek(id)?.ok_or_else(|| Failure::NoVolume(outer.clone()))?;
-    let complaints = health::of_image(&pool, id, &record);
-    Ok((outer, record, complaints))
+fn read_volume(pools: &Pools, csi_id: String) -> Result<VolumeWithHealth, Failure> {
+    let (pool, id) = pools.resolve(&csi_id)?;
+    let record = pool.read_record(id)?.ok_or_else(|| Failure::VolumeNotFound(csi_id.clone()))?;
+    let problems = health::check_image(&pool, id, &record);
+    Ok((csi_id, record, problems))
 }
 
-fn volumes(pools: &Pools, limit: usize, after: &str) -> Result<(Vec<Listed>, String), Failure> {
+fn list_volumes(pools: &Pools, limit: usize, after: &str) -> Result<(Vec<VolumeWithHealth>, String), Failure> {
     let mut found = Vec::new();
-    for id in pools.list(after, |pool| pool.list(""))? {
+    for id in pools.list_ids(after, |pool| pool.list(""))? {
         if found.len() > limit {
             break;
         }
-        match volume(pools, id) {
-            // Nobody was told of it yet.
+        match read_volume(pools, id) {
+            // CreateVolume has not returned it yet.
             Ok((_, record, _)) if record.filling => {}
-            Ok(listed) => found.push(listed),
-            // Deleted in the meantime is not an error.
-            Err(Failure::NoVolume(_)) => {}
+            Ok(volume) => found.push(volume),
+            // Deleted after the ids were listed.
+            Err(Failure::VolumeNotFound(_)) => {}
             Err(failure) => return Err(failure),
         }
     }
-    let next = next_page(&mut found, limit, |(id, _, _)| id);
+    let next = truncate_page(&mut found, limit, |(id, _, _)| id);
     Ok((found, next))
-}
-
-fn page(max_entries: i32, token: &str) -> Result<(usize, String), Status> {
-    let limit = match usize::try_from(max_entries) {
-        Ok(0) => PAGE,
-        Ok(limit) => limit,
-        Err(_) => return Err(Status::invalid_argument("max_entries is negative")),
-    };
-    match token.strip_prefix(TOKEN) {
-        Some(id) => Ok((limit, id.to_owned())),
-        None if token.is_empty() => Ok((limit, String::new())),
-        None => Err(Status::aborted("starting_token is not one of ours")),
-    }
-}
-
-/// Cuts what was found to a page, and says where the next one begins.
-fn next_page<T>(found: &mut Vec<T>, limit: usize, id: impl Fn(&T) -> &String) -> String {
-    if found.len() <= limit {
-        return String::new();
-    }
-    found.truncate(limit);
-    found.last().map(|last| format!("{TOKEN}{}", id(last))).unwrap_or_default()
-}
-
-fn content_source(source: &Source) -> v1::VolumeContentSource {
-    use v1::volume_content_source::{SnapshotSource, Type, VolumeSource};
-    let r#type = match source {
-        Source::Volume(id) => Type::Volume(VolumeSource { volume_id: id.clone() }),
-        Source::Snapshot(id) => Type::Snapshot(SnapshotSource { snapshot_id: id.clone() }),
-    };
-    v1::VolumeContentSource { r#type: Some(r#type) }
-}
-
-pub(crate) fn snapshot_message(id: String, record: &SnapshotRecord) -> v1::Snapshot {
-    v1::Snapshot {
-        size_bytes: signed(record.size),
-        snapshot_id: id,
-        source_volume_id: record.source.clone(),
-        creation_time: Some(timestamp(record.created)),
-        ready_to_use: record.state == SnapshotState::Ready,
-        group_snapshot_id: record.group.clone().unwrap_or_default(),
-        // Optional, and csi-sanity takes every topology that it did not build itself for a wrong one. A restore that
-        // wants to be elsewhere is refused by CreateVolume.
-        accessible_topology: Vec::new(),
-    }
-}
-
-pub(crate) fn timestamp(moment: Moment) -> Timestamp {
-    Timestamp { seconds: moment.0, nanos: moment.1 }
-}
-
-pub(crate) fn signed(value: u64) -> i64 {
-    i64::try_from(value).unwrap_or(i64::MAX)
 }

@@ -1,8 +1,12 @@
-//! Group controller service: snapshots of several volumes that all show one moment.
+//! The GroupController service: snapshots of several volumes at one point in time.
 //!
-//! Every mounted file system among the volumes is frozen before the first is copied, and thawed after the last. Nobody is
-//! told of a group before all its members are ready; one that was cut short is cut anew by the repeated call.
-use std::collections::{BTreeMap, BTreeSet};
+//! All mounted file systems of the volumes are frozen before the first image is copied, and thawed after the last. A
+//! group is returned to the caller only when all its members are ready. If a call is interrupted, the repeated call
+//! cuts all members again.
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use cleat_crash::point;
 use cleat_csi::{
@@ -12,43 +16,46 @@ use cleat_csi::{
 use tonic::{Request, Response, Status};
 
 use super::{
-    backend::Pool,
-    controller::{snapshot_message, timestamp},
-    cut::{self, Flush, Plan, Still},
     failure::Failure,
-    locks::{self, Hold},
+    image_copy::{self, CopyPlan, FlushTarget},
+    locks::{self, LockMode},
     parameters,
+    pool::Pool,
     pools::Pools,
-    record::{GroupRecord, Moment, SnapshotRecord, SnapshotState},
+    record::{GroupRecord, SnapshotRecord, SnapshotState, UnixTime},
+    records::DeletionCrashPoints,
     request::{id_for, is_id},
-    shelf::Points,
-    snapshot,
+    response, snapshot,
     worker::Worker,
 };
 
-const POINTS: Points = Points { retired: "driver:group-deleting", image_removed: "driver:group-removed" };
+const GROUP_DELETION: DeletionCrashPoints =
+    DeletionCrashPoints { retired: "driver:group-deleting", image_removed: "driver:group-removed" };
 
-pub(crate) struct Service {
+pub(crate) struct GroupControllerService {
     worker: Worker,
 }
 
-impl Service {
-    pub(crate) fn new(worker: Worker) -> Service {
-        Service { worker }
+impl GroupControllerService {
+    pub(crate) fn new(worker: Worker) -> GroupControllerService {
+        GroupControllerService { worker }
     }
 }
 
 struct Member<'a> {
+    /// The CSI id of the volume.
     source: &'a str,
-    pool: std::sync::Arc<Pool>,
+    pool: Arc<Pool>,
+    /// The id of the volume in its pool.
     volume: &'a str,
+    /// The id of the snapshot in its pool.
     id: String,
-    plan: Option<Plan>,
+    plan: Option<CopyPlan>,
 }
 
 impl Member<'_> {
-    fn outer(&self) -> String {
-        Pools::outer(Pools::name_of(self.source), &self.id)
+    fn csi_id(&self) -> String {
+        Pools::csi_id(Pools::pool_name(self.source), &self.id)
     }
 }
 
@@ -56,29 +63,30 @@ fn create(pools: &Pools, name: &str, sources: &BTreeSet<String>) -> Result<(Stri
     let id = id_for(name);
     let mut members = Vec::new();
     for source in sources {
-        let (pool, volume) = pools.of(source)?;
-        if pool.peek(volume)?.is_none() {
-            return Err(Failure::NoVolume(source.clone()));
+        let (pool, volume) = pools.resolve(source)?;
+        if pool.read_record(volume)?.is_none() {
+            return Err(Failure::VolumeNotFound(source.clone()));
         }
-        // The slash makes it a name that no caller's name gives the same id as.
+        // The slash makes the name invalid as an id, so it is hashed, and cannot equal the id of a snapshot of another
+        // name.
         members.push(Member { source, pool, volume, id: id_for(&format!("{name}/{source}")), plan: None });
     }
-    let own = pools.named(None)?;
-    let wanted = members.iter().flat_map(|member| {
+    let default_pool = pools.by_name(None)?;
+    let member_locks = members.iter().flat_map(|member| {
         let Member { pool, volume, id, .. } = member;
-        [(pool.volume_lock(volume), Hold::Exclusive), (pool.snapshot_lock(id), Hold::Exclusive)]
+        [(pool.volume_lock(volume), LockMode::Exclusive), (pool.snapshot_lock(id), LockMode::Exclusive)]
     });
-    let _locks = locks::take(wanted.chain([(own.group_lock(&id), Hold::Exclusive)]), name)?;
+    let _locks = locks::acquire(member_locks.chain([(default_pool.group_lock(&id), LockMode::Exclusive)]), name)?;
     if let Some(existing) = pools.groups.read::<GroupRecord>(&id)? {
         if existing.name != name || !existing.members.keys().eq(sources) {
-            return Err(Failure::OtherGroup(id));
+            return Err(Failure::GroupExists(id));
         }
         if existing.ready {
             return Ok((id, existing));
         }
     }
-    let of_members: BTreeMap<_, _> = members.iter().map(|member| (member.source.to_owned(), member.outer())).collect();
-    let mut group = GroupRecord { name: name.to_owned(), members: of_members, created: Moment::now(), ready: false };
+    let member_ids: BTreeMap<_, _> = members.iter().map(|member| (member.source.to_owned(), member.csi_id())).collect();
+    let mut group = GroupRecord { name: name.to_owned(), members: member_ids, created: UnixTime::now(), ready: false };
     pools.groups.write(&id, &group)?;
     point("driver:group-recorded");
     match cut_all(&id, &mut members, &mut group) {
@@ -89,41 +97,42 @@ fn create(pools: &Pools, name: &str, sources: &BTreeSet<String>) -> Result<(Stri
         }
         Err(failure) => {
             for member in &members {
-                let _ = member.pool.snapshots.remove(&member.id, &snapshot::POINTS);
+                let _ = member.pool.snapshots.remove(&member.id, &snapshot::SNAPSHOT_DELETION);
             }
-            let _ = pools.groups.remove(&id, &POINTS);
+            let _ = pools.groups.remove(&id, &GROUP_DELETION);
             Err(failure)
         }
     }
 }
 
+/// Cuts the snapshots of all members at one point in time.
 fn cut_all(id: &str, members: &mut [Member<'_>], group: &mut GroupRecord) -> Result<(), Failure> {
     let mut records = Vec::new();
     for member in members.iter_mut() {
-        cut::release(&member.pool, member.volume)?;
-        let record = snapshot::usable(&member.pool, member.volume)?;
-        let share = member.pool.clones && !parameters::is_thick(&record.parameters);
-        member.plan = Some(cut::plan(&member.pool, member.volume, &record, share)?);
-        let snapshot = snapshot::draft(&member.id, member.source, &record, Some(id));
+        member.pool.thaw_leftover(member.volume)?;
+        let record = snapshot::read_copyable(&member.pool, member.volume)?;
+        let reflink = member.pool.can_reflink && !parameters::is_thick(&record.parameters);
+        member.plan = Some(image_copy::plan_copy(&member.pool, member.volume, &record, reflink)?);
+        let snapshot = snapshot::new_record(&member.id, member.source, &record, Some(id));
         member.pool.snapshots.write(&member.id, &snapshot)?;
-        records.push((share, snapshot));
+        records.push((reflink, snapshot));
     }
-    let mut still = Vec::new();
+    let mut frozen = Vec::new();
     for member in members.iter() {
         match &member.plan {
-            Some(Plan::Hold { at } | Plan::Share { flush: Some(Flush::FileSystem(at)) }) => {
-                still.push(Still::hold(&member.pool, member.volume, at)?);
+            Some(CopyPlan::Freeze { at } | CopyPlan::Reflink { flush: Some(FlushTarget::FileSystem(at)) }) => {
+                frozen.push(member.pool.freeze(member.volume, at)?);
             }
-            Some(Plan::Share { flush: Some(device) }) => device.run()?,
+            Some(CopyPlan::Reflink { flush: Some(device) }) => device.flush()?,
             _ => {}
         }
     }
-    group.created = Moment::now();
-    for (member, (share, _)) in members.iter().zip(&records) {
-        let (from, to) = (member.pool.image(member.volume), member.pool.snapshots.image(&member.id));
-        cut::copy_image(&from, &to, *share)?;
+    group.created = UnixTime::now();
+    for (member, (reflink, _)) in members.iter().zip(&records) {
+        let (from, to) = (member.pool.image_path(member.volume), member.pool.snapshots.image_path(&member.id));
+        image_copy::copy_image(&from, &to, *reflink)?;
     }
-    drop(still);
+    drop(frozen);
     point("driver:group-copied");
     for (member, (_, mut snapshot)) in members.iter().zip(records) {
         snapshot.created = group.created;
@@ -134,44 +143,44 @@ fn cut_all(id: &str, members: &mut [Member<'_>], group: &mut GroupRecord) -> Res
 }
 
 fn delete(pools: &Pools, id: &str, snapshots: &BTreeSet<String>) -> Result<(), Failure> {
-    if !is_id(id) || pools.groups.is_gone(id)? {
+    if !is_id(id) || pools.groups.is_absent(id)? {
         return Ok(());
     }
-    let _lock = locks::take([(pools.named(None)?.group_lock(id), Hold::Exclusive)], id)?;
+    let _lock = locks::acquire([(pools.by_name(None)?.group_lock(id), LockMode::Exclusive)], id)?;
     let Some(group) = pools.groups.read::<GroupRecord>(id)? else {
-        return pools.groups.clear(id, &POINTS);
+        return pools.groups.remove_leftovers(id, &GROUP_DELETION);
     };
-    same_members(id, &group, snapshots)?;
+    check_members(id, &group, snapshots)?;
     for member in group.members.values() {
         snapshot::delete(pools, member, Some(id))?;
         point("driver:group-member-deleted");
     }
-    pools.groups.remove(id, &POINTS)
+    pools.groups.remove(id, &GROUP_DELETION)
 }
 
-fn same_members(id: &str, group: &GroupRecord, snapshots: &BTreeSet<String>) -> Result<(), Failure> {
+fn check_members(id: &str, group: &GroupRecord, snapshots: &BTreeSet<String>) -> Result<(), Failure> {
     let members: BTreeSet<&String> = group.members.values().collect();
     if snapshots.is_empty() || snapshots.iter().collect::<BTreeSet<_>>() == members {
         Ok(())
     } else {
-        Err(Failure::OtherMembers(id.to_owned()))
+        Err(Failure::GroupMembersDiffer(id.to_owned()))
     }
 }
 
-fn message(pools: &Pools, id: String, group: &GroupRecord) -> Result<v1::VolumeGroupSnapshot, Failure> {
+fn to_message(pools: &Pools, id: String, group: &GroupRecord) -> Result<v1::VolumeGroupSnapshot, Failure> {
     let mut snapshots = Vec::new();
-    for outer in group.members.values() {
-        let (pool, inner) = pools.of(outer)?;
+    for csi_id in group.members.values() {
+        let (pool, inner) = pools.resolve(csi_id)?;
         if let Some(record) = pool.snapshots.read::<SnapshotRecord>(inner)? {
-            snapshots.push(snapshot_message(outer.clone(), &record));
+            snapshots.push(response::snapshot(csi_id.clone(), &record));
         }
     }
-    let creation_time = Some(timestamp(group.created));
+    let creation_time = Some(response::timestamp(group.created));
     Ok(v1::VolumeGroupSnapshot { group_snapshot_id: id, snapshots, creation_time, ready_to_use: group.ready })
 }
 
 #[tonic::async_trait]
-impl GroupController for Service {
+impl GroupController for GroupControllerService {
     async fn group_controller_get_capabilities(
         &self,
         _: Request<v1::GroupControllerGetCapabilitiesRequest>,
@@ -194,9 +203,9 @@ impl GroupController for Service {
         let sources: BTreeSet<String> = request.source_volume_ids.into_iter().collect();
         let group_snapshot = self
             .worker
-            .alone("group snapshot", &format!("group {name}"), move |pools| {
+            .run_exclusive("group snapshot", &format!("group {name}"), move |pools| {
                 let (id, group) = create(pools, &name, &sources)?;
-                message(pools, id, &group)
+                to_message(pools, id, &group)
             })
             .await?;
         Ok(Response::new(v1::CreateVolumeGroupSnapshotResponse { group_snapshot: Some(group_snapshot) }))
@@ -210,7 +219,7 @@ impl GroupController for Service {
         let id = validate::text("group_snapshot_id", &request.group_snapshot_id)?.to_owned();
         let snapshots = request.snapshot_ids.into_iter().collect();
         self.worker
-            .alone("delete group snapshot", &format!("group {id}"), move |pools| delete(pools, &id, &snapshots))
+            .run_exclusive("delete group snapshot", &format!("group {id}"), move |pools| delete(pools, &id, &snapshots))
             .await?;
         Ok(Response::new(v1::DeleteVolumeGroupSnapshotResponse {}))
     }
@@ -224,10 +233,11 @@ impl GroupController for Service {
         let snapshots: BTreeSet<String> = request.snapshot_ids.into_iter().collect();
         let group_snapshot = self
             .worker
-            .read("get group snapshot", move |pools| {
-                let group = pools.groups.read::<GroupRecord>(&id)?.ok_or_else(|| Failure::NoSnapshot(id.clone()))?;
-                same_members(&id, &group, &snapshots)?;
-                message(pools, id, &group)
+            .run("get group snapshot", move |pools| {
+                let group =
+                    pools.groups.read::<GroupRecord>(&id)?.ok_or_else(|| Failure::SnapshotNotFound(id.clone()))?;
+                check_members(&id, &group, &snapshots)?;
+                to_message(pools, id, &group)
             })
             .await?;
         Ok(Response::new(v1::GetVolumeGroupSnapshotResponse { group_snapshot: Some(group_snapshot) }))

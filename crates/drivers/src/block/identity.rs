@@ -1,4 +1,4 @@
-//! Identity service: who the driver is and whether it can work.
+//! The Identity service: the name, the capabilities and the readiness of the driver.
 use std::{collections::HashMap, sync::Arc};
 
 use cleat_csi::v1::{
@@ -7,22 +7,24 @@ use cleat_csi::v1::{
 };
 use tonic::{Request, Response, Status};
 
-use super::{NAME, pools::Pools, topology::Reach};
+use super::{pools::Pools, topology::Accessibility};
 
-pub(crate) struct Service {
+pub const NAME: &str = "block.cleat.dev";
+
+pub(crate) struct IdentityService {
     pools: Arc<Pools>,
-    controller: bool,
-    reach: Reach,
+    serves_controller: bool,
+    accessibility: Accessibility,
 }
 
-impl Service {
-    pub(crate) fn new(pools: Arc<Pools>, controller: bool, reach: Reach) -> Service {
-        Service { pools, controller, reach }
+impl IdentityService {
+    pub(crate) fn new(pools: Arc<Pools>, serves_controller: bool, accessibility: Accessibility) -> IdentityService {
+        IdentityService { pools, serves_controller, accessibility }
     }
 }
 
 #[tonic::async_trait]
-impl Identity for Service {
+impl Identity for IdentityService {
     async fn get_plugin_info(
         &self,
         _: Request<GetPluginInfoRequest>,
@@ -45,10 +47,10 @@ impl Identity for Service {
         let expansion = plugin_capability::VolumeExpansion { r#type: Expansion::Online.into() };
         let mut capabilities =
             vec![PluginCapability { r#type: Some(plugin_capability::Type::VolumeExpansion(expansion)) }];
-        if self.controller {
+        if self.serves_controller {
             capabilities.extend([Service::ControllerService, Service::GroupControllerService].map(service));
         }
-        if self.reach.is_limited() {
+        if self.accessibility.is_node_local() {
             let constraints = [Service::VolumeAccessibilityConstraints, Service::SnapshotAccessibilityConstraints];
             capabilities.extend(constraints.map(service));
         }
@@ -57,7 +59,7 @@ impl Identity for Service {
 
     async fn probe(&self, _: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
         match tokio::fs::metadata(self.pools.root()).await {
-            Ok(found) if found.is_dir() => Ok(Response::new(ProbeResponse { ready: Some(true) })),
+            Ok(metadata) if metadata.is_dir() => Ok(Response::new(ProbeResponse { ready: Some(true) })),
             _ => Err(Status::failed_precondition(format!("the pool {} is gone", self.pools.root().display()))),
         }
     }

@@ -1,4 +1,4 @@
-//! Node service: checks requests and hands them to the steps in `stage`, off the async workers and with a deadline.
+//! The Node service: validates requests and runs the steps of `stage` off the async workers, with a deadline.
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use cleat_csi::{
@@ -10,36 +10,38 @@ use cleat_host::offload;
 use tonic::{Request, Response, Status};
 
 use super::{
-    backend::Pool,
-    controller::signed,
-    failure::{Failure, offloaded},
+    failure::{Failure, offload_status},
     health,
+    pool::Pool,
     pools::Pools,
-    request::{Capability, Range},
-    stage::{self, Stats, Target},
-    topology::Reach,
+    request::{Capability, SizeRange},
+    response::to_i64,
+    stage::{self, PublishTarget, VolumeStats},
+    topology::Accessibility,
 };
 
-/// A format or a check of a large volume; the caller's own deadline is usually shorter.
+/// Enough to format or check a large volume. The deadline of the caller is usually shorter.
 const STAGE_DEADLINE: Duration = Duration::from_secs(1800);
 const MOUNT_DEADLINE: Duration = Duration::from_secs(60);
 const STATS_DEADLINE: Duration = Duration::from_secs(10);
+/// PATH_MAX of Linux without the terminating NUL.
+const MAX_PATH_BYTES: usize = 4095;
 
-pub(crate) struct Service {
+pub(crate) struct NodeService {
     pools: Arc<Pools>,
     node: Arc<str>,
     max_volumes: i64,
-    reach: Reach,
+    accessibility: Accessibility,
     in_flight: InFlight,
 }
 
-impl Service {
-    pub(crate) fn new(pools: Arc<Pools>, node_id: &str, max_volumes: i64, reach: Reach) -> Service {
-        Service { pools, node: node_id.into(), max_volumes, reach, in_flight: InFlight::new() }
+impl NodeService {
+    pub(crate) fn new(pools: Arc<Pools>, node_id: &str, max_volumes: i64, accessibility: Accessibility) -> NodeService {
+        NodeService { pools, node: node_id.into(), max_volumes, accessibility, in_flight: InFlight::new() }
     }
 
-    /// Runs `work` on the volume off the async workers; a second call with the same key is refused until it ends.
-    async fn alone<T: Send + 'static>(
+    /// Runs `work` on the volume. Fails if another call with the same key is running.
+    async fn run_exclusive<T: Send + 'static>(
         &self,
         deadline: Duration,
         key: String,
@@ -49,32 +51,33 @@ impl Service {
         let guard = self.in_flight.begin(&key)?;
         let (pools, node) = (Arc::clone(&self.pools), Arc::clone(&self.node));
         offload(deadline, key, move || {
-            // Moved in: a caller that gives up must not let a second one in.
+            // The thread owns the guard: after the deadline the work is still running, and must keep its key.
             let _guard = guard;
-            let (pool, id) = pools.of(&id)?;
+            let (pool, id) = pools.resolve(&id)?;
             work(&pool, &node, id)
         })
         .await
-        .map_err(offloaded)
+        .map_err(offload_status)
     }
 
-    async fn look<T: Send + 'static>(
+    /// Runs `work`, which must not change anything, beside other calls.
+    async fn inspect<T: Send + 'static>(
         &self,
         id: String,
         work: impl FnOnce(&Pool, &str, &str) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Status> {
         let (pools, node) = (Arc::clone(&self.pools), Arc::clone(&self.node));
-        offload(STATS_DEADLINE, format!("look at {id}"), move || {
-            let (pool, id) = pools.of(&id)?;
+        offload(STATS_DEADLINE, format!("inspect {id}"), move || {
+            let (pool, id) = pools.resolve(&id)?;
             work(&pool, &node, id)
         })
         .await
-        .map_err(offloaded)
+        .map_err(offload_status)
     }
 }
 
 #[tonic::async_trait]
-impl Node for Service {
+impl Node for NodeService {
     async fn node_stage_volume(
         &self,
         request: Request<v1::NodeStageVolumeRequest>,
@@ -82,8 +85,8 @@ impl Node for Service {
         let request = request.into_inner();
         let id = validate::text("volume_id", &request.volume_id)?.to_owned();
         let at = path("staging_target_path", &request.staging_target_path)?;
-        let capability = parse(&request.volume_capability)?;
-        self.alone(STAGE_DEADLINE, id.clone(), id, move |pool, node, id| {
+        let capability = parse_capability(&request.volume_capability)?;
+        self.run_exclusive(STAGE_DEADLINE, id.clone(), id, move |pool, node, id| {
             stage::stage(pool, node, id, &at, &capability)
         })
         .await?;
@@ -97,7 +100,8 @@ impl Node for Service {
         let request = request.into_inner();
         let id = validate::text("volume_id", &request.volume_id)?.to_owned();
         let at = path("staging_target_path", &request.staging_target_path)?;
-        self.alone(MOUNT_DEADLINE, id.clone(), id, move |pool, node, id| stage::unstage(pool, node, id, &at)).await?;
+        self.run_exclusive(MOUNT_DEADLINE, id.clone(), id, move |pool, node, id| stage::unstage(pool, node, id, &at))
+            .await?;
         Ok(Response::new(v1::NodeUnstageVolumeResponse {}))
     }
 
@@ -108,11 +112,11 @@ impl Node for Service {
         let request = request.into_inner();
         let id = validate::text("volume_id", &request.volume_id)?.to_owned();
         let target = path("target_path", &request.target_path)?;
-        let capability = parse(&request.volume_capability)?;
+        let capability = parse_capability(&request.volume_capability)?;
         let staging = path("staging_target_path", &request.staging_target_path)?;
-        // Pods on one node publish the same volume at the same time, each at its own target.
-        self.alone(MOUNT_DEADLINE, at_target(&id, &request.target_path), id, move |pool, node, id| {
-            let target = Target { staging: &staging, path: &target, read_only: request.readonly };
+        // The key includes the target: several pods on a node may publish the same volume at the same time.
+        self.run_exclusive(MOUNT_DEADLINE, target_key(&id, &request.target_path), id, move |pool, node, id| {
+            let target = PublishTarget { staging: &staging, path: &target, read_only: request.readonly };
             stage::publish(pool, node, id, &target, &capability)
         })
         .await?;
@@ -126,7 +130,7 @@ impl Node for Service {
         let request = request.into_inner();
         let id = validate::text("volume_id", &request.volume_id)?.to_owned();
         let target = path("target_path", &request.target_path)?;
-        self.alone(MOUNT_DEADLINE, at_target(&id, &request.target_path), id, move |pool, _, id| {
+        self.run_exclusive(MOUNT_DEADLINE, target_key(&id, &request.target_path), id, move |pool, _, id| {
             stage::unpublish(pool, id, &target)
         })
         .await?;
@@ -139,23 +143,23 @@ impl Node for Service {
     ) -> Result<Response<v1::NodeGetVolumeStatsResponse>, Status> {
         let request = request.into_inner();
         let id = validate::text("volume_id", &request.volume_id)?.to_owned();
-        // Any path may be asked about; where the volume is not, it is not found.
-        let at = PathBuf::from(validate::bounded("volume_path", &request.volume_path, 4095)?);
-        let (stats, complaints) = self.look(id, move |pool, node, id| stage::stats(pool, node, id, &at)).await?;
+        // Not validated as a target path: NOT_FOUND is returned for every path at which the volume is not mounted.
+        let at = PathBuf::from(validate::bounded("volume_path", &request.volume_path, MAX_PATH_BYTES)?);
+        let (stats, problems) = self.inspect(id, move |pool, node, id| stage::stats(pool, node, id, &at)).await?;
         let usage = |unit: Unit, available, total, used| v1::VolumeUsage {
-            available: signed(available),
-            total: signed(total),
-            used: signed(used),
+            available: to_i64(available),
+            total: to_i64(total),
+            used: to_i64(used),
             unit: unit.into(),
         };
         let usage = match stats {
-            Stats::Device { size } => vec![usage(Unit::Bytes, 0, size, 0)],
-            Stats::FileSystem(found) => vec![
+            VolumeStats::Device { size } => vec![usage(Unit::Bytes, 0, size, 0)],
+            VolumeStats::FileSystem(found) => vec![
                 usage(Unit::Bytes, found.available_bytes, found.total_bytes, found.used_bytes),
                 usage(Unit::Inodes, found.free_inodes, found.total_inodes, found.used_inodes),
             ],
         };
-        let volume_condition = Some(health::condition(&complaints));
+        let volume_condition = Some(health::condition(&problems));
         Ok(Response::new(v1::NodeGetVolumeStatsResponse { usage, volume_condition }))
     }
 
@@ -165,11 +169,12 @@ impl Node for Service {
     ) -> Result<Response<v1::NodeExpandVolumeResponse>, Status> {
         let request = request.into_inner();
         let id = validate::text("volume_id", &request.volume_id)?.to_owned();
-        let at = PathBuf::from(validate::bounded("volume_path", &request.volume_path, 4095)?);
-        let range = Range::parse(request.capacity_range.as_ref())?;
-        let capacity =
-            self.alone(STAGE_DEADLINE, id.clone(), id, move |pool, _, id| stage::expand(pool, id, &at, range)).await?;
-        Ok(Response::new(v1::NodeExpandVolumeResponse { capacity_bytes: signed(capacity) }))
+        let at = PathBuf::from(validate::bounded("volume_path", &request.volume_path, MAX_PATH_BYTES)?);
+        let range = SizeRange::parse(request.capacity_range.as_ref())?;
+        let capacity = self
+            .run_exclusive(STAGE_DEADLINE, id.clone(), id, move |pool, _, id| stage::expand(pool, id, &at, range))
+            .await?;
+        Ok(Response::new(v1::NodeExpandVolumeResponse { capacity_bytes: to_i64(capacity) }))
     }
 
     async fn node_get_volume_health(
@@ -180,9 +185,10 @@ impl Node for Service {
         let id = validate::text("volume_id", &request.volume_id)?.to_owned();
         let at = [request.volume_publish_path, request.staging_target_path];
         let at = at.into_iter().find(|path| !path.is_empty()).map(PathBuf::from);
-        let complaints =
-            self.look(id.clone(), move |pool, node, id| stage::complaints(pool, node, id, at.as_deref())).await?;
-        let volume_health = Some(health::message(id, complaints));
+        let problems = self
+            .inspect(id.clone(), move |pool, node, id| stage::health_problems(pool, node, id, at.as_deref()))
+            .await?;
+        let volume_health = Some(health::to_message(id, problems));
         Ok(Response::new(v1::NodeGetVolumeHealthResponse { volume_health }))
     }
 
@@ -192,14 +198,14 @@ impl Node for Service {
     ) -> Result<Response<v1::NodeGetStorageHealthResponse>, Status> {
         use v1::node_get_storage_health_response::StorageBackendHealth;
         let root = self.pools.root().to_owned();
-        let reached = offload(STATS_DEADLINE, "look at the pool", move || cleat_host::filesystem::statfs(&root)).await;
+        let usage = offload(STATS_DEADLINE, "inspect the pool", move || cleat_host::filesystem::statfs(&root)).await;
         let unreachable = |message: String| StorageBackendHealth {
             status: v1::StorageHealthErrorType::StorageUnreachable.into(),
             reason: "PoolUnreachable".to_owned(),
             message,
             volume_capability: None,
         };
-        let backend_health = reached.err().map(|error| unreachable(error.to_string())).into_iter().collect();
+        let backend_health = usage.err().map(|error| unreachable(error.to_string())).into_iter().collect();
         Ok(Response::new(v1::NodeGetStorageHealthResponse { backend_health }))
     }
 
@@ -232,7 +238,7 @@ impl Node for Service {
         Ok(Response::new(v1::NodeGetInfoResponse {
             node_id: self.node.to_string(),
             max_volumes_per_node: self.max_volumes,
-            accessible_topology: self.reach.topology(),
+            accessible_topology: self.accessibility.topology(),
         }))
     }
 }
@@ -241,10 +247,10 @@ fn path(field: &'static str, value: &str) -> Result<PathBuf, Status> {
     validate::path(field, value).map(PathBuf::from)
 }
 
-fn parse(capability: &Option<v1::VolumeCapability>) -> Result<Capability, Status> {
+fn parse_capability(capability: &Option<v1::VolumeCapability>) -> Result<Capability, Status> {
     Capability::parse("volume_capability", validate::present("volume_capability", capability)?)
 }
 
-fn at_target(id: &str, target: &str) -> String {
+fn target_key(id: &str, target: &str) -> String {
     format!("{id} at {target}")
 }

@@ -1,5 +1,5 @@
-//! Parameters of classes: which there are, what they may say, and what they mean. Pure: every refusal is a status that
-//! names the parameter.
+//! The parameters of StorageClasses and VolumeAttributesClasses: their names, allowed values and meaning. Pure. An
+//! invalid parameter is refused with a status that names it.
 use std::collections::{BTreeMap, HashMap};
 
 use cleat_csi::Status;
@@ -12,18 +12,18 @@ pub(crate) const PROVISIONING: &str = "provisioning";
 pub(crate) const POOL: &str = "pool";
 pub(crate) const READ_ONLY: &str = "readOnly";
 pub(crate) const BANDWIDTH: &str = "bandwidth";
-/// What sidecars add for drivers that want to know whom a volume is for.
+/// Keys that sidecars add, for example the name of the claim. The driver ignores them.
 const SIDECAR_PREFIX: &str = "csi.storage.k8s.io/";
 
 type Parameters = BTreeMap<String, String>;
 
-/// Parameters of CreateVolume, those that concern us.
+/// Validates the parameters of CreateVolume. Returns them without the keys of sidecars.
 pub(crate) fn check(parameters: &HashMap<String, String>) -> Result<Parameters, Status> {
-    let mut kept = Parameters::new();
+    let mut accepted = Parameters::new();
     for (key, value) in parameters {
         match key.as_str() {
             _ if key.starts_with(SIDECAR_PREFIX) => continue,
-            FS_TYPE if Format::named(value).is_none() => {
+            FS_TYPE if Format::from_name(value).is_none() => {
                 return Err(refuse(key, &format!("{value:?} is not supported; use ext4, xfs or btrfs")));
             }
             NO_FORMAT if !is_bool(value) => return Err(refuse(key, "must be true or false")),
@@ -33,14 +33,14 @@ pub(crate) fn check(parameters: &HashMap<String, String>) -> Result<Parameters, 
             FS_TYPE | NO_FORMAT | PROVISIONING | POOL | MKFS_OPTIONS => {}
             _ => return Err(Status::invalid_argument(format!("parameters: {key:?} is not known"))),
         }
-        kept.insert(key.clone(), value.clone());
+        accepted.insert(key.clone(), value.clone());
     }
-    Ok(kept)
+    Ok(accepted)
 }
 
-/// Parameters that ControllerModifyVolume may change.
+/// Validates the parameters that ControllerModifyVolume can change.
 pub(crate) fn check_mutable(parameters: &HashMap<String, String>) -> Result<Parameters, Status> {
-    let mut kept = Parameters::new();
+    let mut accepted = Parameters::new();
     for (key, value) in parameters {
         match key.as_str() {
             READ_ONLY if !is_bool(value) => return Err(refuse(key, "must be true or false")),
@@ -48,12 +48,12 @@ pub(crate) fn check_mutable(parameters: &HashMap<String, String>) -> Result<Para
             READ_ONLY | BANDWIDTH => {}
             _ => return Err(Status::invalid_argument(format!("mutable_parameters: {key:?} is not known"))),
         }
-        kept.insert(key.clone(), value.clone());
+        accepted.insert(key.clone(), value.clone());
     }
-    Ok(kept)
+    Ok(accepted)
 }
 
-/// Snapshot classes have nothing to say to us but what sidecars add.
+/// Validates the parameters of a snapshot class: only keys of sidecars are allowed.
 pub(crate) fn check_snapshot(parameters: &HashMap<String, String>) -> Result<(), Status> {
     match parameters.keys().find(|key| !key.starts_with(SIDECAR_PREFIX)) {
         Some(key) => Err(Status::invalid_argument(format!("parameters: {key:?} is not known"))),
@@ -77,52 +77,53 @@ pub(crate) fn is_read_only(mutable: &Parameters) -> bool {
     mutable.get(READ_ONLY).is_some_and(|value| value == "true")
 }
 
-/// How many requests the volume's device takes at once, if its class says so.
+/// The number of I/O requests that the device of the volume accepts at the same time, if its class limits it.
 pub(crate) fn queue_depth(mutable: &Parameters) -> Option<u32> {
     mutable.get(BANDWIDTH).and_then(|class| queue_depth_of(class))
 }
 
 fn queue_depth_of(class: &str) -> Option<u32> {
     match class {
-        // The kernel's least.
+        // The minimum of the kernel.
         "low" => Some(4),
         "normal" => Some(64),
-        // The loop driver's own.
+        // The default of the loop driver.
         "high" => Some(128),
         _ => None,
     }
 }
 
-/// What a class adds to mkfs.
+/// The options that the class adds to the mkfs command.
 pub(crate) fn mkfs_options(parameters: &Parameters) -> Vec<String> {
-    let text = parameters.get(MKFS_OPTIONS).map_or("", String::as_str);
-    text.split_ascii_whitespace().map(str::to_owned).collect()
+    let options = parameters.get(MKFS_OPTIONS).map_or("", String::as_str);
+    options.split_ascii_whitespace().map(str::to_owned).collect()
 }
 
-/// A class shapes the file system; it does not choose another device, read a file, or force.
+/// Refuses options that name another device or a file, and force flags: a class may only set properties of the file
+/// system.
 pub(crate) fn check_mkfs_options(parameters: &Parameters, format: Option<Format>) -> Result<(), Status> {
-    let words = mkfs_options(parameters);
+    let options = mkfs_options(parameters);
     let Some(format) = format else {
-        return if words.is_empty() { Ok(()) } else { Err(refuse(MKFS_OPTIONS, "a raw volume has no file system")) };
+        return if options.is_empty() { Ok(()) } else { Err(refuse(MKFS_OPTIONS, "a raw volume has no file system")) };
     };
-    let letters = match format {
+    let allowed_flags = match format {
         Format::Ext4 => "bCeEgGiIJLmNOrTU",
         Format::Xfs => "bdilLmns",
         Format::Btrfs => "AdLmMnOsU",
     };
     let mut value_expected = false;
-    for word in &words {
-        let flag = word.strip_prefix('-').and_then(|rest| rest.chars().next());
-        let known = match flag {
-            Some(letter) => letters.contains(letter),
+    for option in &options {
+        let flag = option.strip_prefix('-').and_then(|rest| rest.chars().next());
+        let is_allowed = match flag {
+            Some(letter) => allowed_flags.contains(letter),
             None => value_expected,
         };
-        let plain = word.chars().all(|c| c.is_ascii_alphanumeric() || "-_=,.^:+".contains(c));
-        let elsewhere = ["name=", "file", "dev=", "device="].iter().any(|escape| word.contains(escape));
-        if !known || !plain || elsewhere {
-            return Err(refuse(MKFS_OPTIONS, &format!("{word:?} is not allowed with {}", format.name())));
+        let is_plain = option.chars().all(|c| c.is_ascii_alphanumeric() || "-_=,.^:+".contains(c));
+        let names_other_file = ["name=", "file", "dev=", "device="].iter().any(|key| option.contains(key));
+        if !is_allowed || !is_plain || names_other_file {
+            return Err(refuse(MKFS_OPTIONS, &format!("{option:?} is not allowed with {}", format.name())));
         }
-        value_expected = flag.is_some() && word.len() == 2;
+        value_expected = flag.is_some() && option.len() == 2;
     }
     Ok(())
 }
@@ -144,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn typing_errors_are_told_and_sidecar_keys_pass() {
+    fn unknown_keys_and_values_are_refused_and_sidecar_keys_are_ignored() {
         for (key, value, want) in [
             ("fsType", "xfs", true),
             ("fsType", "zfs", false),
@@ -172,9 +173,9 @@ mod tests {
     }
 
     #[test]
-    fn mkfs_options_shape_the_file_system_and_nothing_else() {
+    fn mkfs_options_only_set_properties_of_the_file_system() {
         use Format::{Btrfs, Ext4, Xfs};
-        for (case, format, text, want) in [
+        for (case, format, options, want) in [
             ("nothing", Ext4, "", true),
             ("block size and inode ratio", Ext4, "-b 4096 -i 65536", true),
             ("features", Ext4, "-O ^has_journal,metadata_csum", true),
@@ -192,7 +193,7 @@ mod tests {
             ("a shell", Ext4, "-L $(reboot)", false),
             ("a directory to copy in, btrfs", Btrfs, "--rootdir etc", false),
         ] {
-            let parameters = BTreeMap::from([(MKFS_OPTIONS.to_owned(), text.to_owned())]);
+            let parameters = BTreeMap::from([(MKFS_OPTIONS.to_owned(), options.to_owned())]);
             assert_eq!(check_mkfs_options(&parameters, Some(format)).is_ok(), want, "{case}");
         }
         let some = BTreeMap::from([(MKFS_OPTIONS.to_owned(), "-b 4096".to_owned())]);

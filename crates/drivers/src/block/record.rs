@@ -1,111 +1,122 @@
-//! What the driver remembers of volumes and snapshots, and the rules that need nothing else. Pure.
+//! The records of volumes, snapshots and groups, and the decisions that depend on a record alone. Pure.
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Stored as JSON beside the image. Fields that a later version adds need a serde default.
+/// The record of a volume, stored as JSON beside its image. A field that a later version adds needs a serde default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Record {
+pub(crate) struct VolumeRecord {
     pub(crate) name: String,
     pub(crate) capacity: u64,
     pub(crate) parameters: BTreeMap<String, String>,
-    /// Absent for a raw block volume.
+    /// `None` for a raw block volume.
     pub(crate) file_system: Option<String>,
     #[serde(default)]
-    pub(crate) contents: Contents,
-    /// By node id.
+    pub(crate) contents: ImageContents,
+    /// The nodes that the volume is published to, by node id.
     #[serde(default)]
     pub(crate) published: BTreeMap<String, Publication>,
-    /// What it was made from.
+    /// The volume or snapshot that it was copied from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) source: Option<Source>,
-    /// The copy of its source has begun and not ended: nobody was told of the volume yet.
+    pub(crate) source: Option<ContentSource>,
+    /// The copy of its source is not complete: CreateVolume has not returned the volume to any caller yet.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) filling: bool,
-    /// The image is larger than the file system in it.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub(crate) grow: bool,
-    /// Parameters that may change during its life.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) mutable: BTreeMap<String, String>,
+    /// The image is larger than the file system on it: the next stage grows the file system.
+    #[serde(rename = "grow", default, skip_serializing_if = "is_false")]
+    pub(crate) needs_grow: bool,
+    /// Parameters that ControllerModifyVolume can change.
+    #[serde(rename = "mutable", default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) mutable_parameters: BTreeMap<String, String>,
 }
 
-/// By the id that callers know.
+/// The source of a volume, by its CSI id.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) enum Source {
+pub(crate) enum ContentSource {
     Volume(String),
     Snapshot(String),
+}
+
+impl ContentSource {
+    pub(crate) fn id(&self) -> &str {
+        match self {
+            ContentSource::Volume(id) | ContentSource::Snapshot(id) => id,
+        }
+    }
 }
 
 fn is_false(value: &bool) -> bool {
     !value
 }
 
-/// Stored beside the snapshot's image.
+/// The record of a snapshot, stored beside its image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SnapshotRecord {
     pub(crate) name: String,
-    /// The volume's id, as callers know it.
+    /// The CSI id of the volume.
     pub(crate) source: String,
     pub(crate) size: u64,
     pub(crate) file_system: Option<String>,
-    pub(crate) contents: Contents,
+    pub(crate) contents: ImageContents,
     pub(crate) state: SnapshotState,
-    /// The moment it shows.
-    pub(crate) created: Moment,
-    /// The group snapshot it is part of.
+    /// The point in time whose data the snapshot contains.
+    pub(crate) created: UnixTime,
+    /// The id of the group snapshot that it belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) group: Option<String>,
 }
 
-/// Seconds and nanoseconds since 1970.
+/// Seconds and nanoseconds since 1970-01-01 UTC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Moment(pub(crate) i64, pub(crate) i32);
+pub(crate) struct UnixTime(pub(crate) i64, pub(crate) i32);
 
-impl Moment {
-    pub(crate) fn now() -> Moment {
+impl UnixTime {
+    pub(crate) fn now() -> UnixTime {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        Moment(i64::try_from(now.as_secs()).unwrap_or(i64::MAX), now.subsec_nanos() as i32)
+        UnixTime(i64::try_from(now.as_secs()).unwrap_or(i64::MAX), now.subsec_nanos() as i32)
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum SnapshotState {
-    /// Nobody was told of it yet: it may be cut anew.
+    /// CreateSnapshot has not returned it to any caller: a repeated call may cut it at a later point in time.
     Cutting,
-    /// Its caller may know of it: it must show the moment it was cut, when the volume's image was last changed at `unchanged`.
+    /// CreateSnapshot may have returned it, so it must contain the data of the time at which it was cut. An interrupted
+    /// copy can be repeated only if the modification time of the volume's image is still `image_modified`.
     Copying {
-        unchanged: Moment,
+        #[serde(rename = "unchanged")]
+        image_modified: UnixTime,
     },
     Ready,
-    /// Cannot be finished any more; only deleted.
+    /// Its copy was interrupted and cannot be repeated. It can only be deleted.
     Lost,
 }
 
-/// Several snapshots of one moment. Stored in the pool of the driver, whichever pools its members are in.
+/// The record of a group snapshot: several snapshots of one point in time. Stored in the default pool, also if its
+/// members are in other pools.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct GroupRecord {
     pub(crate) name: String,
-    /// Volume id and snapshot id of each member, as callers know them.
+    /// The CSI ids of each member: the volume, and its snapshot.
     pub(crate) members: BTreeMap<String, String>,
-    pub(crate) created: Moment,
+    pub(crate) created: UnixTime,
     pub(crate) ready: bool,
 }
 
-/// What may be in the image. Written before the step that makes it true.
+/// What the image may contain. Recorded before the step that changes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) enum Contents {
+pub(crate) enum ImageContents {
     #[default]
     Nothing,
-    /// Our own format began: anything, but nobody's data.
+    /// The driver has started to format it: it contains no user data, and may be formatted again.
     Formatting,
-    /// Somebody's data.
+    /// It may contain user data, and must not be formatted.
     Data,
 }
 
@@ -116,35 +127,42 @@ pub(crate) struct Publication {
     pub(crate) sharing: Sharing,
 }
 
-/// Which other nodes may have the volume at the same time.
+/// To which other nodes the volume may be published at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Sharing {
+    /// To no other node.
     Exclusive,
+    /// To nodes that only read.
     Readers,
-    /// Raw block only: the writers coordinate among themselves.
+    /// To nodes that write. Only for raw block volumes, whose writers coordinate among themselves.
     Writers,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum PublishDecision {
     Publish,
     AlreadyPublished,
-    /// This node has it in another way.
-    Conflict,
-    /// Other nodes have it in a way that does not admit this one.
-    HeldBy(Vec<String>),
+    /// It is published to this node with another access or sharing.
+    RefuseOtherAccess,
+    /// It is published to these nodes, and their publications do not allow this one.
+    RefuseOtherNodes(Vec<String>),
 }
 
-impl Record {
-    pub(crate) fn may_publish(&self, node: &str, wanted: Publication) -> Verdict {
+impl VolumeRecord {
+    pub(crate) fn decide_publish(&self, node: &str, wanted: Publication) -> PublishDecision {
         if let Some(existing) = self.published.get(node) {
-            return if *existing == wanted { Verdict::AlreadyPublished } else { Verdict::Conflict };
+            return if *existing == wanted {
+                PublishDecision::AlreadyPublished
+            } else {
+                PublishDecision::RefuseOtherAccess
+            };
         }
-        let admits = |held: &Publication| held.sharing == wanted.sharing && wanted.sharing != Sharing::Exclusive;
-        let holders: Vec<String> =
-            self.published.iter().filter(|(_, held)| !admits(held)).map(|(node, _)| node.clone()).collect();
-        if holders.is_empty() { Verdict::Publish } else { Verdict::HeldBy(holders) }
+        let admits =
+            |existing: &Publication| existing.sharing == wanted.sharing && wanted.sharing != Sharing::Exclusive;
+        let others = self.published.iter().filter(|(_, existing)| !admits(existing));
+        let others: Vec<String> = others.map(|(node, _)| node.clone()).collect();
+        if others.is_empty() { PublishDecision::Publish } else { PublishDecision::RefuseOtherNodes(others) }
     }
 }
 
@@ -153,25 +171,29 @@ mod tests {
     use super::{Sharing::*, *};
 
     #[test]
-    fn a_volume_is_shared_only_by_nodes_that_all_agree_to_share() {
+    fn a_volume_is_published_to_several_nodes_only_if_all_publications_allow_sharing() {
         let publication = |sharing| Publication { read_only: sharing == Readers, sharing };
-        let held_by = |nodes: &[&str]| Verdict::HeldBy(nodes.iter().map(|node| (*node).to_owned()).collect());
-        for (case, held, node, wanted, want) in [
-            ("nobody has it", vec![], "a", Exclusive, Verdict::Publish),
-            ("again on the same node", vec![("a", Exclusive)], "a", Exclusive, Verdict::AlreadyPublished),
-            ("same node, other access", vec![("a", Exclusive)], "a", Readers, Verdict::Conflict),
-            ("second writer", vec![("a", Exclusive)], "b", Exclusive, held_by(&["a"])),
-            ("reader beside a writer", vec![("a", Exclusive)], "b", Readers, held_by(&["a"])),
-            ("writer beside readers", vec![("a", Readers), ("c", Readers)], "b", Exclusive, held_by(&["a", "c"])),
-            ("reader beside readers", vec![("a", Readers), ("c", Readers)], "b", Readers, Verdict::Publish),
-            ("writers that coordinate", vec![("a", Writers)], "b", Writers, Verdict::Publish),
-            ("reader beside coordinating writers", vec![("a", Writers)], "b", Readers, held_by(&["a"])),
+        let refuse =
+            |nodes: &[&str]| PublishDecision::RefuseOtherNodes(nodes.iter().map(|node| (*node).to_owned()).collect());
+        for (case, existing, node, wanted, want) in [
+            ("not published", vec![], "a", Exclusive, PublishDecision::Publish),
+            ("again on the same node", vec![("a", Exclusive)], "a", Exclusive, PublishDecision::AlreadyPublished),
+            ("same node, other access", vec![("a", Exclusive)], "a", Readers, PublishDecision::RefuseOtherAccess),
+            ("second writer", vec![("a", Exclusive)], "b", Exclusive, refuse(&["a"])),
+            ("reader beside a writer", vec![("a", Exclusive)], "b", Readers, refuse(&["a"])),
+            ("writer beside readers", vec![("a", Readers), ("c", Readers)], "b", Exclusive, refuse(&["a", "c"])),
+            ("reader beside readers", vec![("a", Readers), ("c", Readers)], "b", Readers, PublishDecision::Publish),
+            ("writers that coordinate", vec![("a", Writers)], "b", Writers, PublishDecision::Publish),
+            ("reader beside coordinating writers", vec![("a", Writers)], "b", Readers, refuse(&["a"])),
         ] {
-            let record = Record {
-                published: held.into_iter().map(|(node, sharing)| (node.to_owned(), publication(sharing))).collect(),
-                ..Record::default()
+            let record = VolumeRecord {
+                published: existing
+                    .into_iter()
+                    .map(|(node, sharing)| (node.to_owned(), publication(sharing)))
+                    .collect(),
+                ..VolumeRecord::default()
             };
-            assert_eq!(record.may_publish(node, publication(wanted)), want, "{case}");
+            assert_eq!(record.decide_publish(node, publication(wanted)), want, "{case}");
         }
     }
 }

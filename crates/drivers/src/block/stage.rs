@@ -1,7 +1,8 @@
-//! The steps on a node: loop device, file system, mounts, and their way back. Everything blocks and may hang.
+//! The operations on a node: attach the loop device, create the file system, mount, and the reverse. Every function
+//! blocks, and may hang.
 //!
-//! What is staged or published is read from the kernel, never from memory: the kernel's word survives a crash of ours.
-//! Must not unmount or detach anything that is not this volume.
+//! Whether a volume is staged or published is read from the kernel, never remembered: the state of the kernel survives
+//! a crash of the driver. Must not unmount or detach anything that does not belong to the volume.
 use std::{
     fs, io,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
@@ -10,76 +11,78 @@ use std::{
 
 use cleat_crash::point;
 use cleat_host::{
-    Access as DeviceAccess,
-    filesystem::{self, Format, Identity, Over},
+    Access,
+    filesystem::{self, DeviceContents, Format, Overwrite},
     loopdev::{self, LoopDevice},
-    mount::{self, Options},
+    mount::{self, MountOptions},
 };
 
 use super::{
-    backend::{Locked, Pool},
     failure::Failure,
-    health::{self, Complaint},
+    health::{self, HealthProblem},
+    kernel_state::{KernelState, is_device_node_mount},
     parameters,
-    record::{Contents, Record, Sharing},
-    request::{Access, Capability, Range},
-    seen::{Seen, is_node_of},
+    pool::{LockedVolume, Pool},
+    record::{ImageContents, Sharing, VolumeRecord},
+    request::{Capability, SizeRange, VolumeAccess},
 };
 
 pub(crate) fn stage(pool: &Pool, node: &str, id: &str, at: &Path, capability: &Capability) -> Result<(), Failure> {
-    let (volume, mut record) = pool.must_exist(id)?;
+    let (volume, mut record) = pool.lock_existing(id)?;
     let publication = *record.published.get(node).ok_or_else(|| not_published(id, node))?;
     let read_only = publication.read_only || capability.read_only;
     let (file_system, flags) = match &capability.access {
-        Access::Block => return stage_block(&volume, &mut record, id, device_access(read_only)),
-        Access::Mount { file_system, flags } => (file_system, flags),
+        VolumeAccess::Block => return stage_block(&volume, &mut record, id, device_access(read_only)),
+        VolumeAccess::Mount { file_system, flags } => (file_system, flags),
     };
-    let options = Options::parse(flags)?;
-    let read_only = read_only || options.access().read_only();
-    let recorded = record.file_system.as_deref().and_then(Format::named);
+    let options = MountOptions::parse(flags)?;
+    let read_only = read_only || options.access().is_read_only();
+    let recorded = record.file_system.as_deref().and_then(Format::from_name);
     let format = file_system.or(recorded).unwrap_or(Format::Ext4);
     let mut options = options.with_access(device_access(read_only));
     if format == Format::Xfs {
-        // A clone carries its origin's identity, and both may be staged on one node.
-        options = options.with_data("nouuid");
+        // A clone has the UUID of its source, and both may be staged on one node.
+        options = options.with_fs_option("nouuid");
     }
 
-    let seen = Seen::of_image(&volume.image())?;
-    match seen.at(id, at)? {
-        Some(here) if here.read_only() == read_only => return Ok(()),
-        Some(_) => return Err(Failure::OtherAccess { id: id.to_owned(), at: at.to_owned() }),
+    let kernel = KernelState::of_image(&volume.image_path())?;
+    match kernel.mount_at(id, at)? {
+        Some(mounted) if mounted.is_read_only() == read_only => return Ok(()),
+        Some(_) => return Err(Failure::MountedWithOtherAccess { id: id.to_owned(), at: at.to_owned() }),
         None => {}
     }
     if publication.sharing == Sharing::Exclusive {
-        seen.refuse_uses(id)?;
+        kernel.require_unmounted(id)?;
     }
     volume.ensure_image(&record)?;
-    let device = loopdev::attach_or_find(&volume.image(), DeviceAccess::ReadWrite)?;
+    let device = loopdev::attach_or_find(&volume.image_path(), Access::ReadWrite)?;
     point("driver:loop-attached");
-    let may_grow = record.grow && !read_only;
+    let may_grow = record.needs_grow && !read_only;
     let staged = apply_bandwidth(&record, &device)
-        .and_then(|()| make_directory(at))
-        .and_then(|_| fill(&volume, &mut record, id, &device, format, read_only, seen.uses.is_empty()))
-        .and_then(|()| match may_grow && seen.uses.is_empty() && filesystem::grows_unmounted(format.kind()) {
+        .and_then(|()| ensure_target_dir(at))
+        .and_then(|_| {
+            ensure_file_system(&volume, &mut record, id, &device, format, read_only, kernel.mounts.is_empty())
+        })
+        .and_then(|()| match may_grow && kernel.mounts.is_empty() && filesystem::grows_unmounted(format.kind()) {
             true => grow(&volume, &mut record, &device, format, None),
             false => Ok(()),
         })
         .and_then(|()| Ok(mount::mount_fs(&device.path, at, format.name(), &options)?));
-    if staged.is_err() && seen.devices.is_empty() {
-        undo("detach", loopdev::detach(&device));
+    if staged.is_err() && kernel.devices.is_empty() {
+        log_failed_undo("detach", loopdev::detach(&device));
     }
     staged?;
     point("driver:staged");
-    if may_grow && record.grow {
+    if may_grow && record.needs_grow {
         grow(&volume, &mut record, &device, format, Some(at))?;
     }
     Ok(())
 }
 
-/// Makes the file system as large as the image has become, and takes note.
+/// Grows the device and the file system to the size of the image, and records that.
 fn grow(
-    volume: &Locked<'_>,
-    record: &mut Record,
+    volume: &LockedVolume<'_>,
+    record: &mut VolumeRecord,
     device: &LoopDevice,
     format: Format,
     mounted: Option<&Path>,
@@ -88,144 +91,145 @@ fn grow(
     point("driver:device-grown");
     filesystem::grow(&device.path, format.kind(), mounted)?;
     point("driver:grown");
-    if record.grow {
-        record.grow = false;
+    if record.needs_grow {
+        record.needs_grow = false;
         volume.write(record)?;
     }
     Ok(())
 }
 
-/// For NodeExpandVolume: the device and what is on it follow the image. Returns the size.
-pub(crate) fn expand(pool: &Pool, id: &str, at: &Path, range: Range) -> Result<u64, Failure> {
-    let (volume, mut record) = pool.must_exist(id)?;
-    if !range.is_reached_by(record.capacity) {
+/// NodeExpandVolume: grows the device and its file system to the size of the image. Returns that size.
+pub(crate) fn expand(pool: &Pool, id: &str, at: &Path, range: SizeRange) -> Result<u64, Failure> {
+    let (volume, mut record) = pool.lock_existing(id)?;
+    if !range.is_satisfied_by(record.capacity) {
         let why = format!("capacity_range: the volume has {} bytes; expand it first", record.capacity);
         return Err(Failure::Refused(tonic::Status::out_of_range(why)));
     }
-    let seen = Seen::of_image(&volume.image())?;
-    let not_here = || Failure::NoVolume(format!("{id} at {}", at.display()));
-    let here = seen.at(id, at)?.ok_or_else(not_here)?;
-    let device = seen.devices.first().ok_or_else(not_here)?;
+    let kernel = KernelState::of_image(&volume.image_path())?;
+    let not_mounted = || Failure::VolumeNotFound(format!("{id} at {}", at.display()));
+    let mounted = kernel.mount_at(id, at)?.ok_or_else(not_mounted)?;
+    let device = kernel.devices.first().ok_or_else(not_mounted)?;
     volume.ensure_image(&record)?;
-    if is_node_of(here, &seen.devices) {
+    if is_device_node_mount(mounted, &kernel.devices) {
         loopdev::set_capacity(device)?;
         return Ok(record.capacity);
     }
-    let format = Format::named(&here.fstype).ok_or_else(not_here)?;
-    // Through the stage: a bind mount of it may be read-only.
-    let stage = seen.uses.iter().find(|used| !is_node_of(used, &seen.devices) && !used.read_only());
-    let stage = stage.ok_or_else(|| Failure::OtherAccess { id: id.to_owned(), at: at.to_owned() })?;
+    let format = Format::from_name(&mounted.fstype).ok_or_else(not_mounted)?;
+    // Grown through the staging mount: a bind mount of it may be read-only.
+    let stage =
+        kernel.mounts.iter().find(|mount| !is_device_node_mount(mount, &kernel.devices) && !mount.is_read_only());
+    let stage = stage.ok_or_else(|| Failure::MountedWithOtherAccess { id: id.to_owned(), at: at.to_owned() })?;
     grow(&volume, &mut record, device, format, Some(&stage.target))?;
     Ok(record.capacity)
 }
 
-/// The class that ControllerModifyVolume recorded.
-fn apply_bandwidth(record: &Record, device: &LoopDevice) -> Result<(), Failure> {
-    match parameters::queue_depth(&record.mutable) {
+/// Applies the bandwidth class that CreateVolume or ControllerModifyVolume recorded.
+fn apply_bandwidth(record: &VolumeRecord, device: &LoopDevice) -> Result<(), Failure> {
+    match parameters::queue_depth(&record.mutable_parameters) {
         Some(depth) => Ok(loopdev::set_queue_depth(device, depth)?),
         None => Ok(()),
     }
 }
 
-fn stage_block(volume: &Locked<'_>, record: &mut Record, id: &str, access: DeviceAccess) -> Result<(), Failure> {
-    let seen = Seen::of_image(&volume.image())?;
-    if seen.devices.iter().any(|device| device.access != access) {
-        // Left over from an earlier stage; with a use it is a conflict.
-        seen.refuse_uses(id)?;
-        loopdev::detach_file(&volume.image())?;
+fn stage_block(volume: &LockedVolume<'_>, record: &mut VolumeRecord, id: &str, access: Access) -> Result<(), Failure> {
+    let kernel = KernelState::of_image(&volume.image_path())?;
+    if kernel.devices.iter().any(|device| device.access != access) {
+        // The device is left over from an earlier stage. If it is in use, this stage conflicts with that one.
+        kernel.require_unmounted(id)?;
+        loopdev::detach_file(&volume.image_path())?;
     }
     volume.ensure_image(record)?;
-    record_data(volume, record)?;
-    let device = loopdev::attach_or_find(&volume.image(), access)?;
+    mark_contains_data(volume, record)?;
+    let device = loopdev::attach_or_find(&volume.image_path(), access)?;
     point("driver:loop-attached");
-    if !seen.devices.is_empty() {
-        // Expanded while no node had it staged in full.
+    if !kernel.devices.is_empty() {
+        // The device was attached before this call, and the image may have been expanded since.
         loopdev::set_capacity(&device)?;
     }
     apply_bandwidth(record, &device)
 }
 
-/// Sees to it that the device holds the wanted file system. Formats only a blank device, or one whose format by us did not
-/// end.
-fn fill(
-    volume: &Locked<'_>,
-    record: &mut Record,
+/// Makes sure that the device contains the wanted file system. Formats only a blank device, or one whose format by the
+/// driver was interrupted.
+fn ensure_file_system(
+    volume: &LockedVolume<'_>,
+    record: &mut VolumeRecord,
     id: &str,
     device: &LoopDevice,
     format: Format,
     read_only: bool,
-    unused: bool,
+    is_unmounted: bool,
 ) -> Result<(), Failure> {
-    let over = match (record.contents, filesystem::probe(&device.path)?) {
-        (Contents::Formatting, _) => Over::OwnInterruptedFormat,
-        // Only we have the device: it was attached, and is probed, under the volume's lock.
-        (_, Identity::Blank) => Over::FoundBlank,
-        (_, Identity::FileSystem { kind, .. }) if kind == format.kind() => {
-            if !read_only && unused {
+    let overwrite = match (record.contents, filesystem::probe(&device.path)?) {
+        (ImageContents::Formatting, _) => Overwrite::OwnInterruptedFormat,
+        // No other process uses the device: it was attached, and is probed, under the lock of the volume.
+        (_, DeviceContents::Blank) => Overwrite::ProbedBlank,
+        (_, DeviceContents::FileSystem { kind, .. }) if kind == format.kind() => {
+            if !read_only && is_unmounted {
                 filesystem::fsck(&device.path, kind)?;
             }
-            return record_data(volume, record);
+            return mark_contains_data(volume, record);
         }
         (_, holds) => {
             let (holds, wanted) = (holds.to_string(), format.name().to_owned());
-            return Err(Failure::Holds { id: id.to_owned(), holds, wanted });
+            return Err(Failure::UnexpectedContents { id: id.to_owned(), holds, wanted });
         }
     };
     if read_only {
-        return Err(Failure::Unformatted { id: id.to_owned(), why: "through a read-only stage" });
+        return Err(Failure::FormatForbidden { id: id.to_owned(), why: "through a read-only stage" });
     }
     if parameters::forbids_format(&record.parameters) {
-        return Err(Failure::Unformatted { id: id.to_owned(), why: "as its class says" });
+        return Err(Failure::FormatForbidden { id: id.to_owned(), why: "as its class says" });
     }
-    if record.contents != Contents::Formatting {
-        record.contents = Contents::Formatting;
+    if record.contents != ImageContents::Formatting {
+        record.contents = ImageContents::Formatting;
         volume.write(record)?;
         point("driver:format-recorded");
     }
-    filesystem::mkfs(&device.path, format, &parameters::mkfs_options(&record.parameters), over)?;
-    // It was made as large as its device.
-    record.grow = false;
+    filesystem::mkfs(&device.path, format, &parameters::mkfs_options(&record.parameters), overwrite)?;
+    // mkfs uses the whole device.
+    record.needs_grow = false;
     point("driver:formatted");
-    // Durable before the first mount: from here on a format would destroy data.
-    record_data(volume, record)
+    // Recorded durably before the first mount: after that a format would destroy user data.
+    mark_contains_data(volume, record)
 }
 
-fn record_data(volume: &Locked<'_>, record: &mut Record) -> Result<(), Failure> {
-    if record.contents == Contents::Data {
+fn mark_contains_data(volume: &LockedVolume<'_>, record: &mut VolumeRecord) -> Result<(), Failure> {
+    if record.contents == ImageContents::Data {
         return Ok(());
     }
-    record.contents = Contents::Data;
+    record.contents = ImageContents::Data;
     volume.write(record)
 }
 
 pub(crate) fn unstage(pool: &Pool, node: &str, id: &str, at: &Path) -> Result<(), Failure> {
-    let existing = pool.existing(id)?;
+    let existing = pool.lock_if_exists(id)?;
     let sharing = existing
         .as_ref()
         .and_then(|(_, record)| record.published.get(node))
         .map_or(Sharing::Exclusive, |publication| publication.sharing);
-    let image = pool.image(id);
-    let seen = Seen::of_image(&image)?;
-    let here = seen.at(id, at)?;
-    let elsewhere = seen.uses.iter().find(|used| here.is_none_or(|here| here.target != used.target));
-    if let Some(used) = elsewhere
+    let image = pool.image_path(id);
+    let kernel = KernelState::of_image(&image)?;
+    let mounted = kernel.mount_at(id, at)?;
+    let other_mount = kernel.mounts.iter().find(|mount| mounted.is_none_or(|mounted| mounted.target != mount.target));
+    if let Some(mount) = other_mount
         && sharing == Sharing::Exclusive
     {
-        return Err(Failure::InUse { id: id.to_owned(), at: used.target.clone() });
+        return Err(Failure::InUse { id: id.to_owned(), at: mount.target.clone() });
     }
-    if here.is_some() {
+    if mounted.is_some() {
         mount::unmount(at)?;
         point("driver:unstaged-mount");
     }
-    // Other nodes on this machine share the device of a shared volume; the last one takes it away.
-    if elsewhere.is_none() {
+    // Nodes on one machine share the device of a shared volume; the last one that unstages it detaches the device.
+    if other_mount.is_none() {
         loopdev::detach_file(&image)?;
     }
     Ok(())
 }
 
-/// Where NodePublish is to make a volume appear.
-pub(crate) struct Target<'a> {
+/// The paths and the access of a NodePublishVolume request.
+pub(crate) struct PublishTarget<'a> {
     pub(crate) staging: &'a Path,
     pub(crate) path: &'a Path,
     pub(crate) read_only: bool,
@@ -235,44 +239,45 @@ pub(crate) fn publish(
     pool: &Pool,
     node: &str,
     id: &str,
-    target: &Target<'_>,
+    target: &PublishTarget<'_>,
     capability: &Capability,
 ) -> Result<(), Failure> {
-    let (volume, record) = pool.must_exist(id)?;
+    let (volume, record) = pool.lock_existing(id)?;
     let publication = record.published.get(node).ok_or_else(|| not_published(id, node))?;
-    let seen = Seen::of_image(&volume.image())?;
+    let kernel = KernelState::of_image(&volume.image_path())?;
     let not_staged = || Failure::NotStaged { id: id.to_owned(), at: target.staging.to_owned() };
     let mut read_only = target.read_only || publication.read_only || capability.read_only;
     let mut staged = None;
     let source = match &capability.access {
-        Access::Block => &seen.devices.first().ok_or_else(not_staged)?.path,
-        Access::Mount { flags, .. } => {
-            staged = seen.at(id, target.staging)?;
+        VolumeAccess::Block => &kernel.devices.first().ok_or_else(not_staged)?.path,
+        VolumeAccess::Mount { flags, .. } => {
+            staged = kernel.mount_at(id, target.staging)?;
             let staged = staged.ok_or_else(not_staged)?;
-            read_only |= staged.read_only() || Options::parse(flags)?.access().read_only();
+            read_only |= staged.is_read_only() || MountOptions::parse(flags)?.access().is_read_only();
             &staged.target
         }
     };
-    if let Some(here) = seen.at(id, target.path)? {
-        // A device node is as writable as its device, whatever the bind says.
-        return if capability.access == Access::Block || here.read_only() == read_only {
+    if let Some(mounted) = kernel.mount_at(id, target.path)? {
+        // The access of a device node is that of its device; the read-only flag of the bind mount does not matter.
+        return if capability.access == VolumeAccess::Block || mounted.is_read_only() == read_only {
             Ok(())
         } else {
-            Err(Failure::OtherAccess { id: id.to_owned(), at: target.path.to_owned() })
+            Err(Failure::MountedWithOtherAccess { id: id.to_owned(), at: target.path.to_owned() })
         };
     }
     if capability.single_target
-        && let Some(other) = seen.uses.iter().find(|used| staged.is_none_or(|staged| staged.target != used.target))
+        && let Some(other) =
+            kernel.mounts.iter().find(|mount| staged.is_none_or(|staged| staged.target != mount.target))
     {
         return Err(Failure::InUse { id: id.to_owned(), at: other.target.clone() });
     }
-    let made = match capability.access {
-        Access::Block => make_file(target.path),
-        Access::Mount { .. } => make_directory(target.path),
+    let ensured = match capability.access {
+        VolumeAccess::Block => ensure_target_file(target.path),
+        VolumeAccess::Mount { .. } => ensure_target_dir(target.path),
     }?;
     if let Err(error) = mount::bind(source, target.path, device_access(read_only)) {
-        if made == Made::Now {
-            undo("remove the target", remove_target(target.path));
+        if ensured == Ensured::Created {
+            log_failed_undo("remove the target", remove_target(target.path));
         }
         return Err(error.into());
     }
@@ -281,94 +286,110 @@ pub(crate) fn publish(
 }
 
 pub(crate) fn unpublish(pool: &Pool, id: &str, target: &Path) -> Result<(), Failure> {
-    let _existing = pool.existing(id)?;
-    if Seen::of_image(&pool.image(id))?.at(id, target)?.is_some() {
+    let _existing = pool.lock_if_exists(id)?;
+    if KernelState::of_image(&pool.image_path(id))?.mount_at(id, target)?.is_some() {
         mount::unmount(target)?;
         point("driver:unpublished");
     }
     remove_target(target)
 }
 
-/// For DeleteVolume: takes away a device that a crash left behind, refuses one that is in use.
-pub(crate) fn release(id: &str, image: &Path) -> Result<(), Failure> {
-    let seen = Seen::of_image(image)?;
-    seen.refuse_uses(id)?;
-    seen.devices.iter().try_for_each(loopdev::detach)?;
+/// Detaches the loop devices of a volume, which a crash may have left. Fails if the volume is in use.
+pub(crate) fn detach_unused(id: &str, image: &Path) -> Result<(), Failure> {
+    let kernel = KernelState::of_image(image)?;
+    kernel.require_unmounted(id)?;
+    kernel.devices.iter().try_for_each(loopdev::detach)?;
     Ok(())
 }
 
-/// Numbers for NodeGetVolumeStats.
-pub(crate) enum Stats {
-    FileSystem(filesystem::Usage),
+/// The numbers of NodeGetVolumeStats.
+pub(crate) enum VolumeStats {
+    FileSystem(filesystem::FileSystemUsage),
     Device { size: u64 },
 }
 
-pub(crate) fn stats(pool: &Pool, node: &str, id: &str, at: &Path) -> Result<(Stats, Vec<Complaint>), Failure> {
-    let record = pool.peek(id)?.ok_or_else(|| Failure::NoVolume(id.to_owned()))?;
-    let seen = Seen::of_image(&pool.image(id))?;
-    let here = mount::find(at)?.filter(|here| seen.uses.iter().any(|used| used.id == here.id));
-    let here = here.ok_or_else(|| Failure::NoVolume(format!("{id} at {}", at.display())))?;
-    let complaints = health::on_node(pool, node, id, &record, &seen, Some(&here.target));
-    if is_node_of(&here, &seen.devices) {
-        return Ok((Stats::Device { size: record.capacity }, complaints));
+pub(crate) fn stats(
+    pool: &Pool,
+    node: &str,
+    id: &str,
+    at: &Path,
+) -> Result<(VolumeStats, Vec<HealthProblem>), Failure> {
+    let record = pool.read_record(id)?.ok_or_else(|| Failure::VolumeNotFound(id.to_owned()))?;
+    let kernel = KernelState::of_image(&pool.image_path(id))?;
+    let mounted = mount::find(at)?.filter(|mounted| kernel.mounts.iter().any(|mount| mount.id == mounted.id));
+    let mounted = mounted.ok_or_else(|| Failure::VolumeNotFound(format!("{id} at {}", at.display())))?;
+    let problems = health::check_on_node(pool, node, id, &record, &kernel, Some(&mounted.target));
+    if is_device_node_mount(&mounted, &kernel.devices) {
+        return Ok((VolumeStats::Device { size: record.capacity }, problems));
     }
-    Ok((Stats::FileSystem(filesystem::statfs(at)?), complaints))
+    Ok((VolumeStats::FileSystem(filesystem::statfs(at)?), problems))
 }
 
-/// For NodeGetVolumeHealth; the path is where the caller has it published or staged, if it says so.
-pub(crate) fn complaints(pool: &Pool, node: &str, id: &str, at: Option<&Path>) -> Result<Vec<Complaint>, Failure> {
-    let record = pool.peek(id)?.ok_or_else(|| Failure::NoVolume(id.to_owned()))?;
-    let seen = Seen::of_image(&pool.image(id))?;
-    Ok(health::on_node(pool, node, id, &record, &seen, at))
+/// NodeGetVolumeHealth. `at` is the path at which the volume is published or staged, if the request contains one.
+pub(crate) fn health_problems(
+    pool: &Pool,
+    node: &str,
+    id: &str,
+    at: Option<&Path>,
+) -> Result<Vec<HealthProblem>, Failure> {
+    let record = pool.read_record(id)?.ok_or_else(|| Failure::VolumeNotFound(id.to_owned()))?;
+    let kernel = KernelState::of_image(&pool.image_path(id))?;
+    Ok(health::check_on_node(pool, node, id, &record, &kernel, at))
 }
 
 fn not_published(id: &str, node: &str) -> Failure {
     Failure::NotPublished { id: id.to_owned(), node: node.to_owned() }
 }
 
-fn device_access(read_only: bool) -> DeviceAccess {
-    if read_only { DeviceAccess::ReadOnly } else { DeviceAccess::ReadWrite }
+fn device_access(read_only: bool) -> Access {
+    if read_only { Access::ReadOnly } else { Access::ReadWrite }
 }
 
+/// Whether a target existed before the call.
 #[derive(PartialEq)]
-enum Made {
-    Now,
-    Before,
+enum Ensured {
+    Created,
+    Existed,
 }
 
-fn make_directory(path: &Path) -> Result<Made, Failure> {
+fn ensure_target_dir(path: &Path) -> Result<Ensured, Failure> {
     match fs::DirBuilder::new().mode(0o750).create(path) {
-        Ok(()) => Ok(Made::Now),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(Made::Before),
-        Err(source) => Err(Failure::Files { step: "make the directory", path: path.to_owned(), source }),
+        Ok(()) => Ok(Ensured::Created),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(Ensured::Existed),
+        Err(source) => Err(Failure::Io { step: "make the directory", path: path.to_owned(), source }),
     }
 }
 
-fn make_file(path: &Path) -> Result<Made, Failure> {
+fn ensure_target_file(path: &Path) -> Result<Ensured, Failure> {
     match fs::OpenOptions::new().write(true).create_new(true).mode(0o640).open(path) {
-        Ok(_) => Ok(Made::Now),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_empty_file(path) => Ok(Made::Before),
-        Err(source) => Err(Failure::Files { step: "make the file", path: path.to_owned(), source }),
+        Ok(_) => Ok(Ensured::Created),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_empty_file(path) => Ok(Ensured::Existed),
+        Err(source) => Err(Failure::Io { step: "make the file", path: path.to_owned(), source }),
     }
 }
 
 fn is_empty_file(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|found| found.is_file() && found.len() == 0)
+    fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.len() == 0)
 }
 
-/// Never recursive: whatever else is there is not ours.
+/// Not recursive: a directory with files in it was not created by the driver, and is an error.
 fn remove_target(path: &Path) -> Result<(), Failure> {
     let removed = if is_empty_file(path) { fs::remove_file(path) } else { fs::remove_dir(path) };
     match removed {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            Err(Failure::Files { step: "remove the target", path: path.to_owned(), source })
+            Err(Failure::Io { step: "remove the target", path: path.to_owned(), source })
         }
         _ => Ok(()),
     }
 }
 
-fn undo<E: std::error::Error + 'static>(step: &'static str, result: Result<(), E>) {
+/// Logs a failed cleanup after another failure, which the caller reports.
+fn log_failed_undo<E: std::error::Error + 'static>(step: &'static str, result: Result<(), E>) {
     if let Err(error) = result {
-        tracing::warn!(step, error = &error as &dyn std::error::Error, "could not undo; the next call will");
+        tracing::warn!(
+            step,
+            error = &error as &dyn std::error::Error,
+            "could not undo a step; the next call for the volume retries"
+        );
     }
 }

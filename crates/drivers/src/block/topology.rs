@@ -1,4 +1,5 @@
-//! Where volumes can be reached from: everywhere, or only from this node if the pool is on its own disk. Pure.
+//! From which nodes the volumes can be accessed: from all nodes, or only from one if the pool is on its local disk.
+//! Pure.
 use std::collections::HashMap;
 
 use cleat_csi::{
@@ -6,40 +7,43 @@ use cleat_csi::{
     v1::{Topology, TopologyRequirement},
 };
 
-pub(crate) const KEY: &str = "topology.block.cleat.dev/node";
+pub(crate) const NODE_TOPOLOGY_KEY: &str = "topology.block.cleat.dev/node";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Reach {
-    /// Every node reaches the pool.
-    Everywhere,
-    /// Only the node of this id does.
+pub(crate) enum Accessibility {
+    /// Every node can access the pool.
+    AllNodes,
+    /// Only the node with this id can.
     Node(String),
 }
 
-impl Reach {
+impl Accessibility {
     pub(crate) fn topology(&self) -> Option<Topology> {
         match self {
-            Reach::Everywhere => None,
-            Reach::Node(id) => Some(Topology { segments: HashMap::from([(KEY.to_owned(), id.clone())]) }),
+            Accessibility::AllNodes => None,
+            Accessibility::Node(id) => {
+                Some(Topology { segments: HashMap::from([(NODE_TOPOLOGY_KEY.to_owned(), id.clone())]) })
+            }
         }
     }
 
-    pub(crate) fn is_limited(&self) -> bool {
-        *self != Reach::Everywhere
+    pub(crate) fn is_node_local(&self) -> bool {
+        *self != Accessibility::AllNodes
     }
 
-    /// Whether a volume here is in that place. Keys of others are not ours to judge.
-    pub(crate) fn is_in(&self, place: &Topology) -> bool {
+    /// Whether volumes of the pool can be accessed from the given topology. Keys of other drivers are ignored.
+    pub(crate) fn satisfies(&self, topology: &Topology) -> bool {
         match self {
-            Reach::Everywhere => true,
-            Reach::Node(id) => place.segments.get(KEY).is_none_or(|wanted| wanted == id),
+            Accessibility::AllNodes => true,
+            Accessibility::Node(id) => topology.segments.get(NODE_TOPOLOGY_KEY).is_none_or(|wanted| wanted == id),
         }
     }
 
-    /// Refuses what can only be made elsewhere, with the code that makes a caller choose another place.
-    pub(crate) fn admit(&self, requirement: Option<&TopologyRequirement>) -> Result<(), Status> {
+    /// Fails if a volume with these requirements can only be created on another node, with RESOURCE_EXHAUSTED: callers
+    /// then choose another topology.
+    pub(crate) fn check(&self, requirement: Option<&TopologyRequirement>) -> Result<(), Status> {
         let requisite = requirement.map_or(&[][..], |requirement| &requirement.requisite);
-        if requisite.is_empty() || requisite.iter().any(|place| self.is_in(place)) {
+        if requisite.is_empty() || requisite.iter().any(|topology| self.satisfies(topology)) {
             Ok(())
         } else {
             Err(Status::resource_exhausted("accessibility_requirements: this pool is on another node"))
@@ -52,19 +56,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pool_of_one_node_serves_only_that_node() {
-        let place = |key: &str, value: &str| Topology { segments: HashMap::from([(key.to_owned(), value.to_owned())]) };
-        let here = Reach::Node("a".to_owned());
+    fn a_node_local_pool_serves_only_its_node() {
+        let topology =
+            |key: &str, value: &str| Topology { segments: HashMap::from([(key.to_owned(), value.to_owned())]) };
+        let here = Accessibility::Node("a".to_owned());
         for (case, requisite, want) in [
             ("nothing asked", vec![], true),
-            ("here", vec![place(KEY, "a")], true),
-            ("elsewhere", vec![place(KEY, "b")], false),
-            ("here among others", vec![place(KEY, "b"), place(KEY, "a")], true),
-            ("a zone we know nothing of", vec![place("zone", "z")], true),
+            ("here", vec![topology(NODE_TOPOLOGY_KEY, "a")], true),
+            ("elsewhere", vec![topology(NODE_TOPOLOGY_KEY, "b")], false),
+            ("here among others", vec![topology(NODE_TOPOLOGY_KEY, "b"), topology(NODE_TOPOLOGY_KEY, "a")], true),
+            ("a topology key of another driver", vec![topology("zone", "z")], true),
         ] {
             let requirement = TopologyRequirement { requisite, preferred: Vec::new() };
-            assert_eq!(here.admit(Some(&requirement)).is_ok(), want, "{case}");
-            assert!(Reach::Everywhere.admit(Some(&requirement)).is_ok(), "{case}");
+            assert_eq!(here.check(Some(&requirement)).is_ok(), want, "{case}");
+            assert!(Accessibility::AllNodes.check(Some(&requirement)).is_ok(), "{case}");
         }
     }
 }

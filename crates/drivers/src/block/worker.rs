@@ -1,4 +1,5 @@
-//! Where the controllers' calls are carried out: off the async workers, with a deadline, one at a time per key.
+//! Runs the calls of the controller services: off the async workers and with a deadline. Calls that change something
+//! exclude each other by key.
 use std::{sync::Arc, time::Duration};
 
 use cleat_csi::InFlight;
@@ -6,12 +7,13 @@ use cleat_host::offload;
 use tonic::Status;
 
 use super::{
-    failure::{Failure, offloaded},
+    failure::{Failure, offload_status},
     pools::Pools,
 };
 
-/// File operations; a copy may need longer, and then goes on while its caller is told to come back.
-const DEADLINE: Duration = Duration::from_secs(60);
+/// Enough for file operations. A copy may take longer: it continues, and the caller gets DEADLINE_EXCEEDED and repeats
+/// the call.
+const CALL_DEADLINE: Duration = Duration::from_secs(60);
 
 #[derive(Clone)]
 pub(crate) struct Worker {
@@ -24,8 +26,8 @@ impl Worker {
         Worker { pools, in_flight: InFlight::new() }
     }
 
-    /// Refused while another call with this key is running.
-    pub(crate) async fn alone<T: Send + 'static>(
+    /// Runs `work`. Fails if another call with the same key is running.
+    pub(crate) async fn run_exclusive<T: Send + 'static>(
         &self,
         what: &'static str,
         key: &str,
@@ -33,21 +35,22 @@ impl Worker {
     ) -> Result<T, Status> {
         let guard = self.in_flight.begin(key)?;
         let pools = Arc::clone(&self.pools);
-        offload(DEADLINE, format!("{what} {key}"), move || {
-            // Moved in: a caller that gives up must not let a second one in.
+        offload(CALL_DEADLINE, format!("{what} {key}"), move || {
+            // The thread owns the guard: after the deadline the work is still running, and must keep its key.
             let _guard = guard;
             work(&pools)
         })
         .await
-        .map_err(offloaded)
+        .map_err(offload_status)
     }
 
-    pub(crate) async fn read<T: Send + 'static>(
+    /// Runs `work`, which must not change anything, beside other calls.
+    pub(crate) async fn run<T: Send + 'static>(
         &self,
         what: &'static str,
         work: impl FnOnce(&Pools) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Status> {
         let pools = Arc::clone(&self.pools);
-        offload(DEADLINE, what, move || work(&pools)).await.map_err(offloaded)
+        offload(CALL_DEADLINE, what, move || work(&pools)).await.map_err(offload_status)
     }
 }

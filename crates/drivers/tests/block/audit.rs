@@ -1,57 +1,57 @@
-//! The audit finds what does not match, repairs what it can, and never takes data away.
+//! The audit finds inconsistencies, repairs those it can, and never removes user data.
 use std::{fs, path::Path};
 
-use cleat_drivers::block::{self, Outcome};
+use cleat_drivers::block::{self, RepairOutcome};
 use cleat_host::{Access, loopdev, mount};
 
 use crate::rig::{Rig, Volume, writer};
 
-/// What it concerns and whether it was repaired.
+/// The object and the outcome of each finding.
 fn audit(rig: &Rig, repair: bool) -> Vec<(String, &'static str)> {
-    let outcome = |outcome: &Outcome| match outcome {
-        Outcome::Would(_) => "would",
-        Outcome::Repaired(_) => "repaired",
-        Outcome::Failed(_) => "failed",
-        Outcome::Unrepairable(_) => "unrepairable",
+    let outcome = |outcome: &RepairOutcome| match outcome {
+        RepairOutcome::NotAttempted(_) => "would",
+        RepairOutcome::Repaired(_) => "repaired",
+        RepairOutcome::Failed(_) => "failed",
+        RepairOutcome::Unrepairable(_) => "unrepairable",
     };
     let findings = block::audit(&rig.pool(), repair).unwrap();
-    findings.iter().map(|found| (found.what.clone(), outcome(&found.outcome))).collect()
+    findings.iter().map(|found| (found.object.clone(), outcome(&found.outcome))).collect()
 }
 
 #[track_caller]
-fn finds_and_repairs(rig: &Rig, what: &str) {
+fn finds_and_repairs(rig: &Rig, object: &str) {
     let found = audit(rig, false);
-    assert!(found.len() == 1 && found[0].0.starts_with(what) && found[0].1 == "would", "{found:?}");
+    assert!(found.len() == 1 && found[0].0.starts_with(object) && found[0].1 == "would", "{found:?}");
     let repaired = audit(rig, true);
     assert!(repaired.len() == 1 && repaired[0].1 == "repaired", "{repaired:?}");
     assert_eq!(audit(rig, false), []);
 }
 
 #[tokio::test]
-async fn a_pool_in_order_has_no_findings() {
+async fn a_consistent_pool_has_no_findings() {
     let rig = Rig::new();
     let a = rig.driver("a").await;
-    let staging = rig.make("staging");
+    let staging = rig.create_dir("staging");
     let volume = Volume::create(&a, "pvc-1", writer("ext4")).await.unwrap();
     assert_eq!(audit(&rig, true), []);
-    volume.up(&a, "a", &staging).await;
+    volume.publish_and_stage(&a, "a", &staging).await;
     volume.snapshot(&a, "snap").await.unwrap();
     assert_eq!(audit(&rig, true), [], "in use");
     assert!(mount::is_mount_point(Path::new(&staging)).unwrap());
 }
 
 #[tokio::test]
-async fn what_calls_cut_short_leave_is_found_and_repaired() {
+async fn leftovers_of_interrupted_calls_are_found_and_repaired() {
     let rig = Rig::new();
     let a = rig.driver("a").await;
     for name in ["v", "empty", "short"] {
         Volume::create(&a, name, writer("ext4")).await.unwrap();
     }
-    // A device that a crash left behind.
+    // A device that a crash has left attached.
     loopdev::attach(&rig.image("v"), Access::ReadWrite).unwrap();
     finds_and_repairs(&rig, "volume v on /dev/loop");
     assert_eq!(rig.loop_devices("v"), 0);
-    // One whose image is gone.
+    // A device whose image was removed.
     let orphan = rig.image("orphan");
     fs::File::create(&orphan).unwrap().set_len(1 << 20).unwrap();
     loopdev::attach(&orphan, Access::ReadWrite).unwrap();
@@ -77,7 +77,7 @@ async fn what_calls_cut_short_leave_is_found_and_repaired() {
 }
 
 #[tokio::test]
-async fn half_made_copies_are_found_and_repaired() {
+async fn interrupted_copies_are_found_and_repaired() {
     let rig = Rig::new();
     let a = rig.driver("a").await;
     let volume = Volume::create(&a, "v", writer("ext4")).await.unwrap();
@@ -95,7 +95,7 @@ async fn half_made_copies_are_found_and_repaired() {
     finds_and_repairs(&rig, "snapshot snap");
     assert_eq!(fs::metadata(rig.pool().join("snapshots/snap.img")).unwrap().len(), 1 << 30, "copied again");
 
-    // The volume has changed since: there is no way back to that moment.
+    // The volume has changed since the snapshot was cut, so the copy cannot be repeated.
     fs::write(&record, ready.replace(r#""state":"ready""#, r#""state":{"copying":{"unchanged":[1,1]}}"#)).unwrap();
     audit(&rig, true);
     assert_eq!(audit(&rig, true), [("snapshot snap".to_owned(), "unrepairable")]);
@@ -117,9 +117,9 @@ async fn half_made_copies_are_found_and_repaired() {
 async fn a_file_system_left_frozen_is_thawed() {
     let rig = Rig::new();
     let a = rig.driver("a").await;
-    let staging = rig.make("staging");
+    let staging = rig.create_dir("staging");
     let volume = Volume::create(&a, "v", writer("ext4")).await.unwrap();
-    volume.up(&a, "a", &staging).await;
+    volume.publish_and_stage(&a, "a", &staging).await;
     fs::write(rig.pool().join("held/v"), fs::canonicalize(&staging).unwrap().to_str().unwrap()).unwrap();
     cleat_host::freeze::freeze(Path::new(&staging)).unwrap();
     finds_and_repairs(&rig, "volume v");
@@ -127,7 +127,7 @@ async fn a_file_system_left_frozen_is_thawed() {
 }
 
 #[tokio::test]
-async fn what_may_be_somebodys_data_is_only_reported() {
+async fn possible_user_data_is_only_reported() {
     let rig = Rig::new();
     let a = rig.driver("a").await;
     Volume::create(&a, "lost", writer("ext4")).await.unwrap();

@@ -13,27 +13,27 @@ async fn copy(client: &Client, name: &str, volume: &Volume, source: v1::VolumeCo
         volume_content_source: Some(source.clone()),
         ..create_request(name, volume.capability.clone())
     };
-    let made = client.create_volume(request.clone()).await.unwrap().volume.unwrap();
-    assert_eq!(made.content_source, Some(source));
-    assert_eq!(client.create_volume(request).await.unwrap().volume.unwrap(), made, "and again");
-    Volume { id: made.volume_id, capability: volume.capability.clone() }
+    let created = client.create_volume(request.clone()).await.unwrap().volume.unwrap();
+    assert_eq!(created.content_source, Some(source));
+    assert_eq!(client.create_volume(request).await.unwrap().volume.unwrap(), created, "and again");
+    Volume { id: created.volume_id, capability: volume.capability.clone() }
 }
 
 async fn read(client: &Client, volume: &Volume, at: &str, file: &str) -> Option<String> {
-    volume.up(client, "a", at).await;
-    let text = fs::read_to_string(Path::new(at).join(file)).ok();
-    volume.down(client, "a", at).await;
-    text
+    volume.publish_and_stage(client, "a", at).await;
+    let contents = fs::read_to_string(Path::new(at).join(file)).ok();
+    volume.unstage_and_unpublish(client, "a", at).await;
+    contents
 }
 
-/// Everything that can be made of a volume shows what it held at that moment, also while it is in use.
-async fn copies_show_their_moment(rig: Rig, fs_type: &str) {
+/// Snapshots and clones contain the data of the volume at the time they were cut, also if the volume is in use.
+async fn copies_contain_the_data_of_their_time(rig: Rig, fs_type: &str) {
     let a = rig.driver("a").await;
-    let (staging, other) = (rig.make("staging"), rig.make("other"));
+    let (staging, other) = (rig.create_dir("staging"), rig.create_dir("other"));
     let volume = Volume::create(&a, "origin", writer(fs_type)).await.unwrap();
-    volume.up(&a, "a", &staging).await;
+    volume.publish_and_stage(&a, "a", &staging).await;
     let file = Path::new(&staging).join("file");
-    // Not synced: the driver has to see to that.
+    // Not synced: the driver has to flush it.
     fs::write(&file, "first").unwrap();
     let snapshot = volume.snapshot(&a, "snap").await.unwrap();
     assert_eq!((snapshot.source_volume_id.as_str(), snapshot.size_bytes), ("origin", GIB));
@@ -44,18 +44,18 @@ async fn copies_show_their_moment(rig: Rig, fs_type: &str) {
 
     let restored = copy(&a, "restored", &volume, from_snapshot(&snapshot.snapshot_id), 0).await;
     let larger = copy(&a, "larger", &volume, from_snapshot(&snapshot.snapshot_id), 2 * GIB).await;
-    // Beside their origin, whose identity they carry.
+    // Mounted beside their source, which has the same UUID.
     assert_eq!(read(&a, &restored, &other, "file").await.as_deref(), Some("first"));
     assert_eq!(read(&a, &clone, &other, "file").await.as_deref(), Some("second"));
-    assert_eq!(fs::read_to_string(&file).unwrap(), "third", "the origin goes on");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "third", "the source is still writable");
 
-    larger.up(&a, "a", &other).await;
+    larger.publish_and_stage(&a, "a", &other).await;
     assert_eq!(fs::read_to_string(Path::new(&other).join("file")).unwrap(), "first");
     let total = cleat_host::filesystem::statfs(Path::new(&other)).unwrap().total_bytes;
     assert!(total > 3 * (1 << 29), "the file system fills the larger volume: {total}");
-    larger.down(&a, "a", &other).await;
+    larger.unstage_and_unpublish(&a, "a", &other).await;
 
-    volume.down(&a, "a", &staging).await;
+    volume.unstage_and_unpublish(&a, "a", &staging).await;
     volume.delete(&a).await.unwrap();
     assert_eq!(read(&a, &clone, &other, "file").await.as_deref(), Some("second"), "copies outlive their origin");
     for volume in [clone, restored, larger] {
@@ -68,27 +68,27 @@ async fn copies_show_their_moment(rig: Rig, fs_type: &str) {
 }
 
 #[tokio::test]
-async fn copies_of_ext4_by_copying_show_their_moment() {
-    copies_show_their_moment(Rig::new(), "ext4").await;
+async fn copies_of_ext4_by_copying_contain_the_data_of_their_time() {
+    copies_contain_the_data_of_their_time(Rig::new(), "ext4").await;
 }
 
 #[tokio::test]
-async fn copies_of_xfs_by_copying_show_their_moment() {
-    copies_show_their_moment(Rig::new(), "xfs").await;
+async fn copies_of_xfs_by_copying_contain_the_data_of_their_time() {
+    copies_contain_the_data_of_their_time(Rig::new(), "xfs").await;
 }
 
 #[tokio::test]
-async fn copies_of_ext4_by_sharing_show_their_moment() {
-    copies_show_their_moment(Rig::on_xfs(XFS_POOL), "ext4").await;
+async fn copies_of_ext4_by_reflink_contain_the_data_of_their_time() {
+    copies_contain_the_data_of_their_time(Rig::on_xfs(XFS_POOL), "ext4").await;
 }
 
 #[tokio::test]
-async fn copies_of_xfs_by_sharing_show_their_moment() {
-    copies_show_their_moment(Rig::on_xfs(XFS_POOL), "xfs").await;
+async fn copies_of_xfs_by_reflink_contain_the_data_of_their_time() {
+    copies_contain_the_data_of_their_time(Rig::on_xfs(XFS_POOL), "xfs").await;
 }
 
 #[tokio::test]
-async fn a_shared_copy_takes_no_room_and_no_time() {
+async fn a_reflinked_copy_takes_no_space_and_no_time() {
     let rig = Rig::on_xfs(XFS_POOL);
     let a = rig.driver("a").await;
     let volume = Volume::create(&a, "origin", raw(Mode::SingleNodeWriter)).await.unwrap();
@@ -127,7 +127,7 @@ async fn a_copied_snapshot_is_not_ready_until_its_copy_is_complete() {
     let snapshot = volume.snapshot(&a, "snap").await.unwrap();
     assert!(!snapshot.ready_to_use, "a copy of 1.5 GiB is not done at once");
     let again = volume.snapshot(&a, "snap").await.unwrap();
-    assert_eq!(again.creation_time, snapshot.creation_time, "the same moment");
+    assert_eq!(again.creation_time, snapshot.creation_time, "the same point in time");
     let early = v1::CreateVolumeRequest {
         volume_content_source: Some(from_snapshot("snap")),
         ..create_request("early", raw(Mode::SingleNodeWriter))
@@ -143,12 +143,12 @@ async fn a_copied_snapshot_is_not_ready_until_its_copy_is_complete() {
 }
 
 #[tokio::test]
-async fn a_raw_device_in_use_is_copied_only_where_blocks_are_shared() {
+async fn a_raw_device_in_use_is_copied_only_by_reflink() {
     for (rig, want) in [(Rig::new(), Some(Code::FailedPrecondition)), (Rig::on_xfs(XFS_POOL), None)] {
         let a = rig.driver("a").await;
-        let (staging, target) = (rig.make("staging"), rig.target("device"));
+        let (staging, target) = (rig.create_dir("staging"), rig.path_string("device"));
         let volume = Volume::create(&a, "origin", raw(Mode::SingleNodeWriter)).await.unwrap();
-        volume.up(&a, "a", &staging).await;
+        volume.publish_and_stage(&a, "a", &staging).await;
         volume.publish(&a, &staging, &target).await.unwrap();
         let mut device = fs::OpenOptions::new().write(true).open(&target).unwrap();
         device.write_all(&[9; 8192]).unwrap();
@@ -230,7 +230,7 @@ async fn a_source_that_does_not_fit_is_refused() {
     a.create_volume(request("made", from_snapshot("snap"), "", 0)).await.unwrap();
     let other = a.create_volume(request("made", from_volume("origin"), "", 0)).await.unwrap_err();
     assert_eq!(other.code(), Code::AlreadyExists, "of another source: {other}");
-    // A volume that is complete answers for itself, also when its source is gone.
+    // A repeated call for a complete volume succeeds, also if its source was deleted.
     delete_snapshot(&a, "snap").await.unwrap();
     a.create_volume(request("made", from_snapshot("snap"), "", 0)).await.unwrap();
 }

@@ -15,7 +15,7 @@ use crate::rig::{Rig, Volume, create_request, writer};
 const DIRECTORY: &str = "CLEAT_TEST_DRIVER";
 const POOL: &str = "CLEAT_TEST_POOL";
 
-/// Not a test by itself: the driver that the tests here start as a process of its own, and kill.
+/// Not a test: the main function of the driver process that the tests start and kill.
 #[tokio::test]
 async fn child() {
     let Some(directory) = std::env::var_os(DIRECTORY) else { return };
@@ -25,16 +25,16 @@ async fn child() {
     block::run(config, tokio_util::sync::CancellationToken::new()).await.unwrap();
 }
 
-pub(crate) struct Killed(pub(crate) Child);
+pub(crate) struct DriverProcess(pub(crate) Child);
 
-impl Drop for Killed {
+impl Drop for DriverProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-pub(crate) async fn start(rig: &Rig, crash_at: &str) -> (Killed, Client) {
+pub(crate) async fn start(rig: &Rig, crash_at: &str) -> (DriverProcess, Client) {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "crash::child", "--nocapture"])
         .env(DIRECTORY, rig.directory.path())
@@ -46,22 +46,22 @@ pub(crate) async fn start(rig: &Rig, crash_at: &str) -> (Killed, Client) {
         .unwrap();
     let client = Client::new(cleat_csi::Endpoint::unix(rig.path("child.sock")));
     client.wait_ready(Duration::from_secs(60)).await.unwrap();
-    (Killed(child), client)
+    (DriverProcess(child), client)
 }
 
-/// The whole life of a volume; every step may find that it was done before.
-async fn live(rig: &Rig, client: &Client) -> Result<(), CallError> {
-    let (staging, target) = (rig.make("staging"), rig.target("target"));
+/// All calls from CreateVolume to DeleteVolume. Each of them may have been completed before.
+async fn use_all(rig: &Rig, client: &Client) -> Result<(), CallError> {
+    let (staging, target) = (rig.create_dir("staging"), rig.path_string("target"));
     let volume = Volume::create(client, "pvc-1", writer("ext4")).await?;
     volume.attach(client, "a").await?;
     volume.stage(client, &staging).await?;
     volume.publish(client, &staging, &target).await?;
     fs::write(Path::new(&target).join("file"), "data").unwrap();
-    die(rig, client).await
+    delete_all(rig, client).await
 }
 
-async fn die(rig: &Rig, client: &Client) -> Result<(), CallError> {
-    let (staging, target) = (rig.make("staging"), rig.target("target"));
+async fn delete_all(rig: &Rig, client: &Client) -> Result<(), CallError> {
+    let (staging, target) = (rig.create_dir("staging"), rig.path_string("target"));
     let volume = Volume { id: "pvc-1".to_owned(), capability: writer("ext4") };
     volume.unpublish(client, &target).await?;
     volume.unstage(client, &staging).await?;
@@ -87,43 +87,43 @@ const POINTS: [&str; 14] = [
 ];
 
 #[tokio::test]
-async fn a_repeated_life_completes_after_a_kill_at_any_point() {
+async fn repeated_calls_complete_after_a_kill_at_any_crash_point() {
     for point in POINTS {
         let rig = Rig::new();
         let (mut child, client) = start(&rig, point).await;
-        let error = live(&rig, &client).await.expect_err(point);
+        let error = use_all(&rig, &client).await.expect_err(point);
         assert_eq!(error.class(), cleat_csi::ErrorClass::Uncertain, "{point}: {error}");
         child.0.wait().unwrap();
         let (_child, client) = start(&rig, "").await;
-        live(&rig, &client).await.unwrap_or_else(|error| panic!("{point}: {error}"));
+        use_all(&rig, &client).await.unwrap_or_else(|error| panic!("{point}: {error}"));
         rig.assert_nothing_left("pvc-1");
     }
 }
 
 #[tokio::test]
-async fn a_volume_given_up_after_a_kill_at_any_point_leaves_nothing() {
+async fn deleting_a_volume_after_a_kill_at_any_crash_point_leaves_nothing() {
     for point in POINTS {
         let rig = Rig::new();
         let (mut child, client) = start(&rig, point).await;
-        live(&rig, &client).await.expect_err(point);
+        use_all(&rig, &client).await.expect_err(point);
         child.0.wait().unwrap();
         let (_child, client) = start(&rig, "").await;
-        die(&rig, &client).await.unwrap_or_else(|error| panic!("{point}: {error}"));
+        delete_all(&rig, &client).await.unwrap_or_else(|error| panic!("{point}: {error}"));
         rig.assert_nothing_left("pvc-1");
     }
 }
 
 #[tokio::test]
-async fn a_volume_never_used_is_removed_or_made_again_after_a_kill_at_any_point() {
+async fn an_unused_volume_can_be_deleted_or_created_again_after_a_kill_at_any_crash_point() {
     for point in
         ["driver:image-begun", "driver:recorded", "driver:image-created", "driver:deleting", "driver:image-removed"]
     {
         for again in [false, true] {
             let rig = Rig::new();
             let (mut child, client) = start(&rig, point).await;
-            let made = Volume::create(&client, "pvc-1", writer("ext4")).await;
-            let lived = async { made?.delete(&client).await };
-            lived.await.expect_err(point);
+            let created = Volume::create(&client, "pvc-1", writer("ext4")).await;
+            let deleted = async { created?.delete(&client).await };
+            deleted.await.expect_err(point);
             child.0.wait().unwrap();
             let (_child, client) = start(&rig, "").await;
             if again {
@@ -138,7 +138,7 @@ async fn a_volume_never_used_is_removed_or_made_again_after_a_kill_at_any_point(
 }
 
 #[tokio::test]
-async fn what_is_left_of_a_volume_is_in_the_way_of_a_new_one_only_if_somebody_may_miss_it() {
+async fn leftovers_prevent_a_new_volume_only_if_they_may_be_user_data() {
     let (empty, data): (&[u8], &[u8]) = (b"", &[0xa5; 65536]);
     for (left, refused) in [
         (&[("pvc-1.img", empty)][..], false),
@@ -155,9 +155,9 @@ async fn what_is_left_of_a_volume_is_in_the_way_of_a_new_one_only_if_somebody_ma
         for (name, bytes) in left {
             fs::write(rig.pool().join("volumes").join(name), bytes).unwrap();
         }
-        let made = Volume::create(&client, "pvc-1", writer("ext4")).await;
-        assert_eq!(made.is_err(), refused, "{left:?}");
-        match made {
+        let created = Volume::create(&client, "pvc-1", writer("ext4")).await;
+        assert_eq!(created.is_err(), refused, "{left:?}");
+        match created {
             Err(_) => assert_eq!(fs::read(rig.image("pvc-1")).unwrap(), data),
             Ok(volume) => {
                 let image = fs::metadata(rig.image("pvc-1")).unwrap();
@@ -171,7 +171,7 @@ async fn what_is_left_of_a_volume_is_in_the_way_of_a_new_one_only_if_somebody_ma
 }
 
 #[tokio::test]
-async fn what_was_answered_survives_a_power_failure() {
+async fn acknowledged_changes_survive_a_power_failure() {
     for options in [&[][..], &["-O", "^has_journal"]] {
         let rig = Rig::on(Format::Ext4, options, 64 << 20);
         let client = rig.driver("a").await;
@@ -187,11 +187,11 @@ async fn what_was_answered_survives_a_power_failure() {
 }
 
 #[tokio::test]
-async fn a_volume_whose_files_find_no_room_leaves_none() {
+async fn a_failed_creation_on_a_full_pool_leaves_no_files() {
     let rig = Rig::on(Format::Ext4, &["-N", "128"], 64 << 20);
     let client = rig.driver("a").await;
     let filler = |n: usize| rig.pool().join(format!("filler-{n}"));
-    // A lock, an image and a record: each of them may be the one too many.
+    // Creating a volume takes up to three inodes, for a lock, an image and a record. Each of them may be missing.
     for left in 0..3 {
         let mut fillers = 0;
         while rustix::fs::statvfs(rig.pool()).unwrap().f_ffree > left {
@@ -209,9 +209,9 @@ async fn a_volume_whose_files_find_no_room_leaves_none() {
 }
 
 #[tokio::test]
-async fn an_interrupted_format_is_repeated_but_a_finished_one_never() {
+async fn an_interrupted_format_is_repeated_but_a_finished_one_is_not() {
     let rig = Rig::new();
-    let staging = rig.make("staging");
+    let staging = rig.create_dir("staging");
     let volume = Volume { id: "pvc-1".to_owned(), capability: writer("xfs") };
     {
         let (mut child, client) = start(&rig, "driver:format-recorded").await;
@@ -221,7 +221,7 @@ async fn an_interrupted_format_is_repeated_but_a_finished_one_never() {
         child.0.wait().unwrap();
     }
     assert!(fs::read_to_string(rig.record("pvc-1")).unwrap().contains("formatting"));
-    // What half a mkfs may leave.
+    // As an interrupted mkfs may leave it.
     let image = fs::OpenOptions::new().write(true).open(rig.image("pvc-1")).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&image, &[0xa5; 65536], 65536).unwrap();
     drop(image);

@@ -1,5 +1,5 @@
-//! The driver killed between the steps of copying, expanding and grouping: the repeated call completes or cleans up, no
-//! file system stays frozen, and nothing is left behind.
+//! The driver is killed at each crash point of snapshots, clones, expansion and group snapshots: the repeated call
+//! completes or cleans up, no file system stays frozen, and nothing is left.
 use std::{fs, path::Path, time::Duration};
 
 use cleat_csi::{CallError, Client, Code, v1};
@@ -31,10 +31,10 @@ async fn delete_group(client: &Client) -> Result<(), CallError> {
     client.delete_volume_group_snapshot(request).await.map(drop)
 }
 
-/// All that copies and grows, while the origin is in use; every step may find that it was done before. A snapshot whose
-/// copy died after its caller may have heard of it is allowed to be lost, if it says so.
-async fn live(rig: &Rig, client: &Client, again: bool) -> Result<(), CallError> {
-    let (staging, other) = (rig.make("staging"), rig.make("other"));
+/// All calls that copy or expand, while the source is in use. Each of them may have been completed before. If `again`
+/// is true, a snapshot whose copy was interrupted may be lost, if the driver reports DATA_LOSS.
+async fn use_all(rig: &Rig, client: &Client, again: bool) -> Result<(), CallError> {
+    let (staging, other) = (rig.create_dir("staging"), rig.create_dir("other"));
     let origin = Volume::create(client, "origin", writer("xfs")).await?;
     origin.attach(client, "a").await?;
     origin.stage(client, &staging).await?;
@@ -60,11 +60,11 @@ async fn live(rig: &Rig, client: &Client, again: bool) -> Result<(), CallError> 
         volume.detach(client, "a").await?;
     }
     assert!(cleat_host::filesystem::statfs(Path::new(&staging)).unwrap().total_bytes as i64 > 3 * GIB / 2);
-    die(rig, client).await
+    delete_all(rig, client).await
 }
 
-async fn die(rig: &Rig, client: &Client) -> Result<(), CallError> {
-    let (staging, other) = (rig.make("staging"), rig.make("other"));
+async fn delete_all(rig: &Rig, client: &Client) -> Result<(), CallError> {
+    let (staging, other) = (rig.create_dir("staging"), rig.create_dir("other"));
     delete_group(client).await?;
     delete_snapshot(client, "snap").await?;
     for (name, at) in [("clone", &other), ("restored", &other), ("origin", &staging)] {
@@ -76,7 +76,7 @@ async fn die(rig: &Rig, client: &Client) -> Result<(), CallError> {
     Ok(())
 }
 
-/// Those of both sorts of pool, and those of only one.
+/// Crash points of pools with and without reflinks.
 const BOTH: [&str; 14] = [
     "driver:snapshot-recorded",
     "driver:snapshot-copied",
@@ -93,19 +93,20 @@ const BOTH: [&str; 14] = [
     "driver:snapshot-deleting",
     "driver:snapshot-image-removed",
 ];
+/// Crash points of pools without reflinks only.
 const COPYING: [&str; 1] = ["driver:snapshot-copying"];
 
 async fn kill_at(point: &str, rig: Rig, give_up: bool) {
     let (mut child, client) = start(&rig, point).await;
-    let error = live(&rig, &client, false).await.expect_err(point);
+    let error = use_all(&rig, &client, false).await.expect_err(point);
     assert_eq!(error.code(), Code::Unavailable, "{point}: {error}");
     child.0.wait().unwrap();
     let (_child, client) = start(&rig, "").await;
     if !give_up {
-        let again = tokio::time::timeout(Duration::from_secs(120), live(&rig, &client, true)).await;
+        let again = tokio::time::timeout(Duration::from_secs(120), use_all(&rig, &client, true)).await;
         again.unwrap_or_else(|_| panic!("{point}: hangs")).unwrap_or_else(|error| panic!("{point}: {error}"));
     } else {
-        die(&rig, &client).await.unwrap_or_else(|error| panic!("{point}: {error}"));
+        delete_all(&rig, &client).await.unwrap_or_else(|error| panic!("{point}: {error}"));
     }
     for name in ["clone", "restored", "origin"] {
         rig.assert_nothing_left(name);
@@ -113,38 +114,39 @@ async fn kill_at(point: &str, rig: Rig, give_up: bool) {
 }
 
 #[tokio::test]
-async fn repeated_calls_complete_after_a_kill_at_any_point_of_a_copying_pool() {
+async fn repeated_calls_complete_after_a_kill_at_any_crash_point_of_a_copying_pool() {
     for point in BOTH.iter().chain(&COPYING) {
         kill_at(point, Rig::new(), false).await;
     }
 }
 
 #[tokio::test]
-async fn repeated_calls_complete_after_a_kill_at_any_point_of_a_sharing_pool() {
+async fn repeated_calls_complete_after_a_kill_at_any_crash_point_of_a_reflinking_pool() {
     for point in BOTH {
         kill_at(point, Rig::on_xfs(4 << 30), false).await;
     }
 }
 
 #[tokio::test]
-async fn what_is_given_up_after_a_kill_at_any_point_leaves_nothing() {
+async fn deleting_everything_after_a_kill_at_any_crash_point_leaves_nothing() {
     for point in BOTH.iter().chain(&COPYING) {
         kill_at(point, Rig::new(), true).await;
     }
 }
 
 #[tokio::test]
-async fn what_is_never_asked_for_again_is_repaired_by_the_audit() {
+async fn the_audit_repairs_interrupted_calls_that_are_not_repeated() {
     for point in BOTH.iter().chain(&COPYING) {
         let rig = Rig::new();
         let (mut child, client) = start(&rig, point).await;
-        live(&rig, &client, false).await.expect_err(point);
+        use_all(&rig, &client, false).await.expect_err(point);
         child.0.wait().unwrap();
         block::audit(&rig.pool(), true).unwrap();
         let left = block::audit(&rig.pool(), false).unwrap();
-        let hopeless = |finding: &block::Finding| matches!(finding.outcome, block::Outcome::Unrepairable(_));
-        assert!(left.iter().all(hopeless), "{point}: {left:?}");
-        // Whatever was in use still works.
+        let is_unrepairable =
+            |finding: &block::Finding| matches!(finding.outcome, block::RepairOutcome::Unrepairable(_));
+        assert!(left.iter().all(is_unrepairable), "{point}: {left:?}");
+        // The mounted volume still accepts writes.
         let file = rig.path("staging").join("after");
         tokio::time::timeout(Duration::from_secs(30), tokio::fs::write(file, "x")).await.expect(point).unwrap();
     }
@@ -153,10 +155,10 @@ async fn what_is_never_asked_for_again_is_repaired_by_the_audit() {
 #[tokio::test]
 async fn a_frozen_file_system_is_thawed_when_the_driver_starts_again() {
     let rig = Rig::new();
-    let staging = rig.make("staging");
+    let staging = rig.create_dir("staging");
     let (mut child, client) = start(&rig, "driver:frozen").await;
     let origin = Volume::create(&client, "origin", writer("ext4")).await.unwrap();
-    origin.up(&client, "a", &staging).await;
+    origin.publish_and_stage(&client, "a", &staging).await;
     origin.snapshot(&client, "snap").await.unwrap_err();
     child.0.wait().unwrap();
     let (_child, _client) = start(&rig, "").await;

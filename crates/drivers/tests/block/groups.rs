@@ -1,4 +1,4 @@
-//! Group snapshots: all members show one moment, and live and die together.
+//! Group snapshots: all members are cut at one point in time, and are created and deleted together.
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -21,7 +21,7 @@ async fn create(client: &Client, name: &str, volumes: &[&str]) -> Result<v1::Vol
     client.create_volume_group_snapshot(request).await.map(|response| response.group_snapshot.unwrap())
 }
 
-/// Writes ever larger numbers, each to the first volume and then to the second.
+/// Writes increasing numbers, each to the first volume and then to the second.
 fn write_in_order(stop: Arc<AtomicBool>, files: [PathBuf; 2]) -> std::thread::JoinHandle<()> {
     std::thread::spawn(move || {
         for number in 0u64.. {
@@ -36,13 +36,13 @@ fn write_in_order(stop: Arc<AtomicBool>, files: [PathBuf; 2]) -> std::thread::Jo
     })
 }
 
-async fn members_show_one_moment(rig: Rig) {
+async fn members_are_cut_at_one_point_in_time(rig: Rig) {
     let a = rig.driver("a").await;
     let mut staged = Vec::new();
     for name in ["one", "two"] {
         let volume = Volume::create(&a, name, writer("ext4")).await.unwrap();
-        let at = rig.make(&format!("staging-{name}"));
-        volume.up(&a, "a", &at).await;
+        let at = rig.create_dir(&format!("staging-{name}"));
+        volume.publish_and_stage(&a, "a", &at).await;
         staged.push((volume, at));
     }
     let files = [0, 1].map(|index: usize| Path::new(&staged[index].1).join("number"));
@@ -69,10 +69,10 @@ async fn members_show_one_moment(rig: Rig) {
         };
         a.create_volume(request).await.unwrap();
         let volume = Volume { id: name.to_owned(), capability: writer("ext4") };
-        let at = rig.make(name);
-        volume.up(&a, "a", &at).await;
+        let at = rig.create_dir(name);
+        volume.publish_and_stage(&a, "a", &at).await;
         numbers.push(fs::read_to_string(Path::new(&at).join("number")).unwrap().parse::<u64>().unwrap());
-        volume.down(&a, "a", &at).await;
+        volume.unstage_and_unpublish(&a, "a", &at).await;
         volume.delete(&a).await.unwrap();
     }
     let (first, second) = (numbers[0].max(numbers[1]), numbers[0].min(numbers[1]));
@@ -96,24 +96,24 @@ async fn members_show_one_moment(rig: Rig) {
     }
     assert_eq!(a.get_volume_group_snapshot(get).await.unwrap_err().code(), Code::NotFound);
     for (volume, at) in staged {
-        volume.down(&a, "a", &at).await;
+        volume.unstage_and_unpublish(&a, "a", &at).await;
         volume.delete(&a).await.unwrap();
     }
     rig.assert_nothing_left("one");
 }
 
 #[tokio::test]
-async fn members_show_one_moment_by_copying() {
-    members_show_one_moment(Rig::new()).await;
+async fn members_are_cut_at_one_point_in_time_by_copying() {
+    members_are_cut_at_one_point_in_time(Rig::new()).await;
 }
 
 #[tokio::test]
-async fn members_show_one_moment_by_sharing() {
-    members_show_one_moment(Rig::on_xfs(4 << 30)).await;
+async fn members_are_cut_at_one_point_in_time_by_reflink() {
+    members_are_cut_at_one_point_in_time(Rig::on_xfs(4 << 30)).await;
 }
 
 #[tokio::test]
-async fn a_group_with_a_volume_that_is_not_there_is_not_made() {
+async fn a_group_with_a_missing_volume_is_refused() {
     let rig = Rig::new();
     let a = rig.driver("a").await;
     let volume = Volume::create(&a, "one", writer("ext4")).await.unwrap();

@@ -1,4 +1,4 @@
-//! Expansion, in use and not; and what a full volume means for the others.
+//! Expansion of volumes in use and not in use, full volumes, and many volumes at the same time.
 use std::{
     fs,
     io::{Seek, SeekFrom, Write},
@@ -18,9 +18,9 @@ fn total(at: &str) -> i64 {
 async fn grow_in_use(fs_type: &str) -> bool {
     let rig = Rig::new();
     let a = rig.driver("a").await;
-    let (staging, target) = (rig.make("staging"), rig.target("target"));
+    let (staging, target) = (rig.create_dir("staging"), rig.path_string("target"));
     let volume = Volume::create(&a, "pvc-1", writer(fs_type)).await.unwrap();
-    volume.up(&a, "a", &staging).await;
+    volume.publish_and_stage(&a, "a", &staging).await;
     volume.publish(&a, &staging, &target).await.unwrap();
     fs::write(Path::new(&target).join("file"), "data").unwrap();
 
@@ -47,7 +47,7 @@ async fn grow_in_use(fs_type: &str) -> bool {
     volume.stage(&a, &staging).await.unwrap();
     assert!(total(&staging) > 3 * GIB / 2, "at the latest with the next stage: {}", total(&staging));
     assert_eq!(fs::read(Path::new(&staging).join("file")).unwrap(), b"data");
-    volume.down(&a, "a", &staging).await;
+    volume.unstage_and_unpublish(&a, "a", &staging).await;
 
     assert!(volume.expand(&a, GIB).await.is_ok(), "smaller than it is: nothing to do");
     let shrink = v1::ControllerExpandVolumeRequest {
@@ -84,10 +84,10 @@ async fn ext4_grows_in_use_where_the_kernel_permits_it_and_with_the_next_stage_e
 async fn a_raw_device_grows_in_use() {
     let rig = Rig::new();
     let a = rig.driver("a").await;
-    let (staging, target) = (rig.make("staging"), rig.target("device"));
+    let (staging, target) = (rig.create_dir("staging"), rig.path_string("device"));
     let volume = Volume::create(&a, "raw", raw(Mode::SingleNodeWriter)).await.unwrap();
     assert!(!volume.expand(&a, GIB + (1 << 20)).await.unwrap(), "no node has it");
-    volume.up(&a, "a", &staging).await;
+    volume.publish_and_stage(&a, "a", &staging).await;
     volume.publish(&a, &staging, &target).await.unwrap();
     assert!(volume.expand(&a, 2 * GIB).await.unwrap());
     assert_eq!(volume.node_expand(&a, &target, 2 * GIB).await.unwrap(), 2 * GIB);
@@ -109,8 +109,8 @@ async fn a_full_volume_is_full_for_its_writer_only() {
         };
         a.create_volume(request).await.unwrap();
         let volume = Volume { id: name.to_owned(), capability: writer("ext4") };
-        let at = rig.make(&format!("staging-{name}"));
-        volume.up(&a, "a", &at).await;
+        let at = rig.create_dir(&format!("staging-{name}"));
+        volume.publish_and_stage(&a, "a", &at).await;
         staged.push((volume, at));
     }
     let mut file = fs::File::create(Path::new(&staged[0].1).join("file")).unwrap();
@@ -140,11 +140,13 @@ async fn sixty_four_volumes_are_staged_at_once() {
     let a = rig.driver("a").await;
     let mut running = tokio::task::JoinSet::new();
     for number in 0..64 {
-        let (a, staging) =
-            (a.clone().with_deadline(std::time::Duration::from_secs(120)), rig.make(&format!("staging-{number}")));
+        let (a, staging) = (
+            a.clone().with_deadline(std::time::Duration::from_secs(120)),
+            rig.create_dir(&format!("staging-{number}")),
+        );
         running.spawn(async move {
             let volume = Volume::create(&a, &format!("many-{number}"), writer("ext4")).await.unwrap();
-            volume.up(&a, "a", &staging).await;
+            volume.publish_and_stage(&a, "a", &staging).await;
             fs::write(Path::new(&staging).join("number"), number.to_string()).unwrap();
             (volume, staging, number)
         });
@@ -158,7 +160,7 @@ async fn sixty_four_volumes_are_staged_at_once() {
     for (volume, staging, _) in staged {
         let a = a.clone().with_deadline(std::time::Duration::from_secs(120));
         running.spawn(async move {
-            volume.down(&a, "a", &staging).await;
+            volume.unstage_and_unpublish(&a, "a", &staging).await;
             volume.delete(&a).await.unwrap();
         });
     }

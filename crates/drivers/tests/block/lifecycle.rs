@@ -1,4 +1,5 @@
-//! What a volume is for: data written through one publish is there after every way back and forth.
+//! The life of a volume from create to delete: data is preserved when it is unpublished and published again, on any
+//! node.
 use std::{fs, io::Write, path::Path};
 
 use cleat_csi::{Client, Code, v1, v1::volume_capability::access_mode::Mode};
@@ -12,19 +13,19 @@ async fn round_trip(fs_type: &str) {
     assert_eq!(volume.id, "pvc-1");
     assert_eq!(fs::metadata(rig.image("pvc-1")).unwrap().len(), GIB as u64);
 
-    let (staging, target) = (rig.make("a/staging"), rig.target("a/target"));
+    let (staging, target) = (rig.create_dir("a/staging"), rig.path_string("a/target"));
     volume.attach(&a, "a").await.unwrap();
     volume.stage(&a, &staging).await.unwrap();
     volume.publish(&a, &staging, &target).await.unwrap();
     fs::write(Path::new(&target).join("hello"), "written on a").unwrap();
     volume.unpublish(&a, &target).await.unwrap();
-    assert!(!Path::new(&target).exists(), "the driver removes the target that it made");
+    assert!(!Path::new(&target).exists(), "the driver removes the target that it created");
     volume.unstage(&a, &staging).await.unwrap();
     assert!(Path::new(&staging).exists(), "the staging directory is the caller's");
     assert_eq!(rig.loop_devices("pvc-1"), 0);
     volume.detach(&a, "a").await.unwrap();
 
-    let (staging, target) = (rig.make("b/staging"), rig.target("b/target"));
+    let (staging, target) = (rig.create_dir("b/staging"), rig.path_string("b/target"));
     volume.attach(&b, "b").await.unwrap();
     volume.stage(&b, &staging).await.unwrap();
     volume.publish(&b, &staging, &target).await.unwrap();
@@ -57,7 +58,7 @@ async fn xfs_keeps_its_data_from_node_to_node() {
 async fn every_call_may_be_repeated() {
     let rig = Rig::new();
     let a = rig.driver("a").await;
-    let (staging, target) = (rig.make("staging"), rig.target("target"));
+    let (staging, target) = (rig.create_dir("staging"), rig.path_string("target"));
     let volume = Volume::create(&a, "pvc-1", writer("ext4")).await.unwrap();
     for _ in 0..2 {
         assert_eq!(Volume::create(&a, "pvc-1", writer("ext4")).await.unwrap().id, volume.id);
@@ -89,7 +90,7 @@ async fn every_call_may_be_repeated() {
 async fn two_pods_share_one_stage_and_each_has_its_own_access() {
     let rig = Rig::new();
     let a = rig.driver("a").await;
-    let (staging, first, second) = (rig.make("staging"), rig.target("first"), rig.target("second"));
+    let (staging, first, second) = (rig.create_dir("staging"), rig.path_string("first"), rig.path_string("second"));
     let volume = Volume::create(&a, "pvc-1", writer("ext4")).await.unwrap();
     volume.attach(&a, "a").await.unwrap();
     volume.stage(&a, &staging).await.unwrap();
@@ -123,8 +124,8 @@ async fn a_raw_volume_appears_as_a_device_on_every_node_that_shares_it() {
     let rig = Rig::new();
     let (a, b) = (rig.driver("a").await, rig.driver("b").await);
     let volume = Volume::create(&a, "raw", raw(Mode::MultiNodeMultiWriter)).await.unwrap();
-    let (on_a, on_b) = (rig.target("device-a"), rig.target("device-b"));
-    let (staging_a, staging_b) = (rig.make("staging-a"), rig.make("staging-b"));
+    let (on_a, on_b) = (rig.path_string("device-a"), rig.path_string("device-b"));
+    let (staging_a, staging_b) = (rig.create_dir("staging-a"), rig.create_dir("staging-b"));
     for (client, node, staging, target) in [(&a, "a", &staging_a, &on_a), (&b, "b", &staging_b, &on_b)] {
         volume.attach(client, node).await.unwrap();
         for _ in 0..2 {
@@ -158,7 +159,7 @@ async fn volumes_do_not_wait_for_each_other() {
     let mut running = tokio::task::JoinSet::new();
     for number in 0..16 {
         let (a, staging, target) =
-            (a.clone(), rig.make(&format!("staging-{number}")), rig.target(&format!("target-{number}")));
+            (a.clone(), rig.create_dir(&format!("staging-{number}")), rig.path_string(&format!("target-{number}")));
         running.spawn(async move {
             let volume = Volume::create(&a, &format!("pvc-{number}"), writer("ext4")).await.unwrap();
             volume.attach(&a, "a").await.unwrap();
@@ -199,7 +200,7 @@ async fn volumes_are_listed_page_by_page_with_their_nodes() {
 }
 
 #[tokio::test]
-async fn create_volume_answers_for_what_exists() {
+async fn create_volume_is_idempotent_and_refuses_incompatible_requests() {
     let rig = Rig::new();
     let a = rig.driver("a").await;
     let request = create_request("pvc-1", writer("ext4"));

@@ -1,4 +1,5 @@
-//! What classes and flags can ask for: file systems, provisioning, pools, places, limits, and what may change later.
+//! Class parameters and flags: file systems, provisioning, pools, topology, limits, mutable parameters and volume
+//! health.
 use std::{collections::HashMap, fs, os::unix::fs::MetadataExt, path::Path};
 
 use cleat_csi::{Client, Code, v1, v1::volume_capability::AccessType};
@@ -6,31 +7,31 @@ use cleat_host::{loopdev, mount};
 
 use crate::rig::{GIB, Rig, Volume, create_request, delete_snapshot, from_snapshot, from_volume, ready, writer};
 
-fn with(parameters: &[(&str, &str)], name: &str, fs_type: &str) -> v1::CreateVolumeRequest {
+fn request_with(parameters: &[(&str, &str)], name: &str, fs_type: &str) -> v1::CreateVolumeRequest {
     let parameters = parameters.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     v1::CreateVolumeRequest { parameters, ..create_request(name, writer(fs_type)) }
 }
 
-async fn make(client: &Client, request: v1::CreateVolumeRequest) -> Volume {
+async fn create(client: &Client, request: v1::CreateVolumeRequest) -> Volume {
     let capability = request.volume_capabilities[0].clone();
     Volume { id: client.create_volume(request).await.unwrap().volume.unwrap().volume_id, capability }
 }
 
 #[tokio::test]
-async fn a_class_shapes_the_file_system() {
+async fn class_parameters_set_properties_of_the_file_system() {
     let rig = Rig::new();
     let a = rig.driver("a").await;
-    let staging = rig.make("staging");
-    let small = make(&a, with(&[("mkfsOptions", "-b 1024 -L mine")], "small", "ext4")).await;
-    small.up(&a, "a", &staging).await;
+    let staging = rig.create_dir("staging");
+    let small = create(&a, request_with(&[("mkfsOptions", "-b 1024 -L mine")], "small", "ext4")).await;
+    small.publish_and_stage(&a, "a", &staging).await;
     assert_eq!(rustix::fs::statvfs(staging.as_str()).unwrap().f_frsize, 1024);
-    small.down(&a, "a", &staging).await;
+    small.unstage_and_unpublish(&a, "a", &staging).await;
 
-    let class = make(&a, with(&[("fsType", "btrfs")], "class", "")).await;
-    class.up(&a, "a", &staging).await;
+    let class = create(&a, request_with(&[("fsType", "btrfs")], "class", "")).await;
+    class.publish_and_stage(&a, "a", &staging).await;
     assert_eq!(mount::find(Path::new(&staging)).unwrap().unwrap().fstype, "btrfs");
-    class.down(&a, "a", &staging).await;
-    let error = a.create_volume(with(&[("mkfsOptions", "-F /dev/sda")], "x", "ext4")).await.unwrap_err();
+    class.unstage_and_unpublish(&a, "a", &staging).await;
+    let error = a.create_volume(request_with(&[("mkfsOptions", "-F /dev/sda")], "x", "ext4")).await.unwrap_err();
     assert_eq!(error.code(), Code::InvalidArgument, "{error}");
 
     let mut capability = writer("ext4");
@@ -38,11 +39,11 @@ async fn a_class_shapes_the_file_system() {
         mount.mount_flags = vec!["noatime,nodev".to_owned(), "data=journal".to_owned()];
     }
     let volume = Volume::create(&a, "flags", capability).await.unwrap();
-    volume.up(&a, "a", &staging).await;
-    let seen = mount::find(Path::new(&staging)).unwrap().unwrap();
-    assert!(seen.options.iter().any(|option| option == "noatime") && seen.options.iter().any(|o| o == "nodev"));
-    assert!(seen.super_options.iter().any(|option| option == "data=journal"), "{:?}", seen.super_options);
-    volume.down(&a, "a", &staging).await;
+    volume.publish_and_stage(&a, "a", &staging).await;
+    let mounted = mount::find(Path::new(&staging)).unwrap().unwrap();
+    assert!(mounted.options.iter().any(|option| option == "noatime") && mounted.options.iter().any(|o| o == "nodev"));
+    assert!(mounted.super_options.iter().any(|option| option == "data=journal"), "{:?}", mounted.super_options);
+    volume.unstage_and_unpublish(&a, "a", &staging).await;
     let mut nonsense = volume.clone();
     if let Some(AccessType::Mount(mount)) = &mut nonsense.capability.access_type {
         mount.mount_flags = vec!["remount".to_owned()];
@@ -52,14 +53,14 @@ async fn a_class_shapes_the_file_system() {
 }
 
 #[tokio::test]
-async fn a_thick_volume_has_its_blocks_or_is_not_made() {
+async fn a_thick_volume_has_its_blocks_or_is_not_created() {
     let rig = Rig::on_xfs(2 << 30);
     let a = rig.driver("a").await;
-    let thin = make(&a, with(&[("provisioning", "thin")], "thin", "ext4")).await;
-    let thick = make(&a, with(&[("provisioning", "thick")], "thick", "ext4")).await;
+    let thin = create(&a, request_with(&[("provisioning", "thin")], "thin", "ext4")).await;
+    let thick = create(&a, request_with(&[("provisioning", "thick")], "thick", "ext4")).await;
     let blocks = |id: &str| fs::metadata(rig.image(id)).unwrap().blocks() as i64 * 512;
     assert!(blocks("thin") < 1 << 20 && blocks("thick") >= GIB, "{} {}", blocks("thin"), blocks("thick"));
-    let error = a.create_volume(with(&[("provisioning", "thick")], "more", "ext4")).await.unwrap_err();
+    let error = a.create_volume(request_with(&[("provisioning", "thick")], "more", "ext4")).await.unwrap_err();
     assert_eq!(error.code(), Code::ResourceExhausted, "{error}");
     assert!(!rig.image("more").exists() && !rig.record("more").exists(), "nothing is left of it");
     let error = thick.expand(&a, 8 * GIB).await.unwrap_err();
@@ -71,13 +72,13 @@ async fn a_thick_volume_has_its_blocks_or_is_not_made() {
         parameters: parameters.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
         ..Default::default()
     };
-    let thick_room = a.get_capacity(capacity(&[("provisioning", "thick")])).await.unwrap();
-    assert!(thick_room.available_capacity < GIB);
-    assert_eq!(thick_room.maximum_volume_size, Some(thick_room.available_capacity));
-    let thin_room = a.get_capacity(capacity(&[])).await.unwrap();
-    assert!(thin_room.maximum_volume_size > thick_room.maximum_volume_size);
+    let thick_capacity = a.get_capacity(capacity(&[("provisioning", "thick")])).await.unwrap();
+    assert!(thick_capacity.available_capacity < GIB);
+    assert_eq!(thick_capacity.maximum_volume_size, Some(thick_capacity.available_capacity));
+    let thin_capacity = a.get_capacity(capacity(&[])).await.unwrap();
+    assert!(thin_capacity.maximum_volume_size > thick_capacity.maximum_volume_size);
 
-    // Sharing blocks would take away what thick promises.
+    // A thick volume must not share blocks: a later write could then fail because the pool is full.
     for (volume, name, shared) in [(&thick, "of-thick", false), (&thin, "of-thin", true)] {
         let image = fs::OpenOptions::new().write(true).open(rig.image(&volume.id)).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&image, &[7; 1 << 20], 0).unwrap();
@@ -96,33 +97,33 @@ async fn a_thick_volume_has_its_blocks_or_is_not_made() {
 async fn a_class_names_another_pool() {
     let rig = Rig::new();
     let a = rig.driver("a").await;
-    let staging = rig.make("staging");
-    let error = a.create_volume(with(&[("pool", "fast")], "pvc-1", "ext4")).await.unwrap_err();
-    assert_eq!(error.code(), Code::InvalidArgument, "nobody made it: {error}");
+    let staging = rig.create_dir("staging");
+    let error = a.create_volume(request_with(&[("pool", "fast")], "pvc-1", "ext4")).await.unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument, "the pool does not exist: {error}");
     for name in ["..", "a/b", "../volumes"] {
-        let error = a.create_volume(with(&[("pool", name)], "pvc-1", "ext4")).await.unwrap_err();
+        let error = a.create_volume(request_with(&[("pool", name)], "pvc-1", "ext4")).await.unwrap_err();
         assert_eq!(error.code(), Code::InvalidArgument, "{name:?}");
     }
     fs::create_dir_all(rig.pool().join("pools/fast")).unwrap();
-    let volume = make(&a, with(&[("pool", "fast")], "pvc-1", "ext4")).await;
+    let volume = create(&a, request_with(&[("pool", "fast")], "pvc-1", "ext4")).await;
     assert_eq!(volume.id, "fast:pvc-1");
     assert!(rig.pool().join("pools/fast/volumes/pvc-1.img").exists());
-    let twice = a.create_volume(with(&[], "pvc-1", "ext4")).await.unwrap_err();
+    let twice = a.create_volume(request_with(&[], "pvc-1", "ext4")).await.unwrap_err();
     assert_eq!(twice.code(), Code::AlreadyExists, "one name, one volume: {twice}");
 
-    volume.up(&a, "a", &staging).await;
+    volume.publish_and_stage(&a, "a", &staging).await;
     fs::write(Path::new(&staging).join("file"), "data").unwrap();
     let snapshot = volume.snapshot(&a, "snap").await.unwrap();
     assert_eq!(snapshot.snapshot_id, "fast:snap");
     ready(&a, "fast:snap").await;
-    volume.down(&a, "a", &staging).await;
+    volume.unstage_and_unpublish(&a, "a", &staging).await;
     // From one pool to another, and back.
     for (name, pool, source) in [("here", "", from_snapshot("fast:snap")), ("there", "fast", from_volume("here"))] {
-        let request = with(&[("pool", pool)], name, "ext4");
-        let copy = make(&a, v1::CreateVolumeRequest { volume_content_source: Some(source), ..request }).await;
-        copy.up(&a, "a", &staging).await;
+        let request = request_with(&[("pool", pool)], name, "ext4");
+        let copy = create(&a, v1::CreateVolumeRequest { volume_content_source: Some(source), ..request }).await;
+        copy.publish_and_stage(&a, "a", &staging).await;
         assert_eq!(fs::read(Path::new(&staging).join("file")).unwrap(), b"data");
-        copy.down(&a, "a", &staging).await;
+        copy.unstage_and_unpublish(&a, "a", &staging).await;
     }
     let listed = a.list_volumes(v1::ListVolumesRequest::default()).await.unwrap();
     let ids: Vec<_> = listed.entries.into_iter().map(|entry| entry.volume.unwrap().volume_id).collect();
@@ -148,9 +149,9 @@ async fn modify(client: &Client, id: &str, pairs: &[(&str, &str)]) -> Result<(),
 async fn a_volume_can_be_modified_during_its_life() {
     let rig = Rig::new();
     let a = rig.driver("a").await;
-    let staging = rig.make("staging");
+    let staging = rig.create_dir("staging");
     let volume = Volume::create(&a, "pvc-1", writer("ext4")).await.unwrap();
-    volume.up(&a, "a", &staging).await;
+    volume.publish_and_stage(&a, "a", &staging).await;
     fs::write(Path::new(&staging).join("file"), "data").unwrap();
     let depth = || {
         let device = loopdev::find(&rig.image("pvc-1")).unwrap().remove(0);
@@ -161,7 +162,7 @@ async fn a_volume_can_be_modified_during_its_life() {
     volume.unstage(&a, &staging).await.unwrap();
     volume.stage(&a, &staging).await.unwrap();
     assert_eq!(depth(), "4", "and with the next stage");
-    volume.down(&a, "a", &staging).await;
+    volume.unstage_and_unpublish(&a, "a", &staging).await;
 
     modify(&a, "pvc-1", &[("readOnly", "true")]).await.unwrap();
     let publish = v1::ControllerPublishVolumeRequest {
@@ -175,9 +176,9 @@ async fn a_volume_can_be_modified_during_its_life() {
     volume.stage(&a, &staging).await.unwrap();
     let refused = fs::write(Path::new(&staging).join("file"), "other").unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
-    volume.down(&a, "a", &staging).await;
+    volume.unstage_and_unpublish(&a, "a", &staging).await;
     modify(&a, "pvc-1", &[("readOnly", "false")]).await.unwrap();
-    volume.up(&a, "a", &staging).await;
+    volume.publish_and_stage(&a, "a", &staging).await;
     fs::write(Path::new(&staging).join("file"), "other").unwrap();
 
     for (case, id, pairs, want) in [
@@ -191,7 +192,7 @@ async fn a_volume_can_be_modified_during_its_life() {
 }
 
 #[tokio::test]
-async fn a_node_local_pool_says_where_it_is() {
+async fn a_node_local_pool_reports_its_topology() {
     let rig = Rig::new();
     let config = cleat_drivers::block::Config { node_local: true, max_volumes: 2, ..rig.config("a") };
     let a = rig.driver_with(config).await;
@@ -201,19 +202,19 @@ async fn a_node_local_pool_says_where_it_is() {
     assert_eq!(info.max_volumes_per_node, 2);
     let elsewhere =
         v1::Topology { segments: HashMap::from([("topology.block.cleat.dev/node".to_owned(), "b".to_owned())]) };
-    let request = |place: &v1::Topology, name: &str| v1::CreateVolumeRequest {
+    let request = |topology: &v1::Topology, name: &str| v1::CreateVolumeRequest {
         accessibility_requirements: Some(v1::TopologyRequirement {
-            requisite: vec![place.clone()],
+            requisite: vec![topology.clone()],
             preferred: Vec::new(),
         }),
         ..create_request(name, writer("ext4"))
     };
     let error = a.create_volume(request(&elsewhere, "x")).await.unwrap_err();
-    assert_eq!(error.code(), Code::ResourceExhausted, "another place may have room: {error}");
-    let made = a.create_volume(request(&here, "v1")).await.unwrap().volume.unwrap();
-    assert_eq!(made.accessible_topology, std::slice::from_ref(&here));
-    let capacity = |place: &v1::Topology| v1::GetCapacityRequest {
-        accessible_topology: Some(place.clone()),
+    assert_eq!(error.code(), Code::ResourceExhausted, "another topology may have space: {error}");
+    let created = a.create_volume(request(&here, "v1")).await.unwrap().volume.unwrap();
+    assert_eq!(created.accessible_topology, std::slice::from_ref(&here));
+    let capacity = |topology: &v1::Topology| v1::GetCapacityRequest {
+        accessible_topology: Some(topology.clone()),
         ..Default::default()
     };
     assert!(a.get_capacity(capacity(&here)).await.unwrap().available_capacity > 0);
@@ -234,7 +235,7 @@ async fn a_node_local_pool_says_where_it_is() {
 }
 
 #[tokio::test]
-async fn only_nodes_that_announced_themselves_are_published_to() {
+async fn volumes_are_published_only_to_registered_nodes() {
     let rig = Rig::new();
     let config = cleat_drivers::block::Config { node: false, ..rig.config("controller") };
     let controller = rig.driver_with(config).await;
@@ -246,12 +247,12 @@ async fn only_nodes_that_announced_themselves_are_published_to() {
 }
 
 #[tokio::test]
-async fn a_volume_says_what_is_wrong_with_it() {
+async fn problems_of_a_volume_are_reported() {
     let rig = Rig::new();
     let a = rig.driver("a").await;
-    let staging = rig.make("staging");
+    let staging = rig.create_dir("staging");
     let volume = Volume::create(&a, "pvc-1", writer("ext4")).await.unwrap();
-    volume.up(&a, "a", &staging).await;
+    volume.publish_and_stage(&a, "a", &staging).await;
     let get = v1::ControllerGetVolumeRequest { volume_id: "pvc-1".to_owned() };
     let status = a.controller_get_volume(get.clone()).await.unwrap().status.unwrap();
     assert_eq!(status.published_node_ids, ["a"]);
@@ -264,7 +265,7 @@ async fn a_volume_says_what_is_wrong_with_it() {
     assert!(a.node_get_volume_health(on_node.clone()).await.unwrap().volume_health.unwrap().health_statuses.is_empty());
     assert!(a.node_get_storage_health(Default::default()).await.unwrap().backend_health.is_empty());
 
-    // As the kernel does when the journal cannot be written any more.
+    // As the kernel does when it cannot write the journal any more.
     remount_read_only(&staging);
     let stats = v1::NodeGetVolumeStatsRequest {
         volume_id: "pvc-1".to_owned(),

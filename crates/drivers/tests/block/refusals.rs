@@ -1,4 +1,4 @@
-//! What the driver must never do, whatever it is asked.
+//! Requests that the driver must refuse, and data that it must never change.
 use std::{
     fs,
     io::{Seek, SeekFrom, Write},
@@ -15,7 +15,7 @@ async fn a_volume_is_never_on_two_nodes() {
     let rig = Rig::new();
     let (a, b) = (rig.driver("a").await, rig.driver("b").await);
     let volume = Volume::create(&a, "pvc-1", writer("ext4")).await.unwrap();
-    let (on_a, on_b) = (rig.make("staging-a"), rig.make("staging-b"));
+    let (on_a, on_b) = (rig.create_dir("staging-a"), rig.create_dir("staging-b"));
     let error = volume.stage(&a, &on_a).await.unwrap_err();
     assert_eq!(error.code(), Code::FailedPrecondition, "staged before it is published: {error}");
     volume.attach(&a, "a").await.unwrap();
@@ -27,7 +27,8 @@ async fn a_volume_is_never_on_two_nodes() {
     let error = volume.stage(&b, &on_b).await.unwrap_err();
     assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
 
-    // Taken from a node that does not answer: the other may have it, but not while the first still has it mounted.
+    // After a forced unpublish from an unresponsive node the other node may have it, but not while it is mounted on the
+    // first.
     volume.detach(&b, "a").await.unwrap();
     volume.attach(&b, "b").await.unwrap();
     let error = volume.stage(&b, &on_b).await.unwrap_err();
@@ -37,26 +38,26 @@ async fn a_volume_is_never_on_two_nodes() {
 }
 
 #[tokio::test]
-async fn nodes_of_one_machine_that_share_a_volume_leave_it_one_by_one() {
+async fn nodes_on_one_machine_unstage_a_shared_volume_independently() {
     let rig = Rig::new();
     let (a, b) = (rig.driver("a").await, rig.driver("b").await);
-    let (on_a, on_b) = (rig.make("staging-a"), rig.make("staging-b"));
+    let (on_a, on_b) = (rig.create_dir("staging-a"), rig.create_dir("staging-b"));
     let volume = Volume::create(&a, "pvc-1", writer("ext4")).await.unwrap();
-    volume.up(&a, "a", &on_a).await;
+    volume.publish_and_stage(&a, "a", &on_a).await;
     fs::write(Path::new(&on_a).join("file"), "shared").unwrap();
-    volume.down(&a, "a", &on_a).await;
+    volume.unstage_and_unpublish(&a, "a", &on_a).await;
 
     let readers = Volume { id: volume.id.clone(), capability: mounted("ext4", Mode::MultiNodeReaderOnly) };
-    readers.up(&a, "a", &on_a).await;
-    readers.up(&b, "b", &on_b).await;
-    readers.down(&a, "a", &on_a).await;
+    readers.publish_and_stage(&a, "a", &on_a).await;
+    readers.publish_and_stage(&b, "b", &on_b).await;
+    readers.unstage_and_unpublish(&a, "a", &on_a).await;
     assert_eq!(
         fs::read_to_string(Path::new(&on_b).join("file")).unwrap(),
         "shared",
         "the other keeps mount and device"
     );
     assert_eq!((rig.mounts().len(), rig.loop_devices("pvc-1")), (1, 1));
-    readers.down(&b, "b", &on_b).await;
+    readers.unstage_and_unpublish(&b, "b", &on_b).await;
     assert_eq!((rig.mounts().len(), rig.loop_devices("pvc-1")), (0, 0), "the last takes the device along");
 }
 
@@ -64,7 +65,7 @@ async fn nodes_of_one_machine_that_share_a_volume_leave_it_one_by_one() {
 async fn a_volume_in_use_is_not_deleted() {
     let rig = Rig::new();
     let a = rig.driver("a").await;
-    let staging = rig.make("staging");
+    let staging = rig.create_dir("staging");
     let volume = Volume::create(&a, "pvc-1", writer("ext4")).await.unwrap();
     volume.attach(&a, "a").await.unwrap();
     assert_eq!(volume.delete(&a).await.unwrap_err().code(), Code::FailedPrecondition, "published");
@@ -72,7 +73,7 @@ async fn a_volume_in_use_is_not_deleted() {
     volume.detach(&a, "a").await.unwrap();
     assert_eq!(volume.delete(&a).await.unwrap_err().code(), Code::FailedPrecondition, "staged");
     assert!(rig.image("pvc-1").exists());
-    // A crash may leave the device behind without its mount.
+    // A crash may leave the device attached without its mount.
     mount::unmount(Path::new(&staging)).unwrap();
     assert_eq!(rig.loop_devices("pvc-1"), 1);
     volume.delete(&a).await.unwrap();
@@ -80,14 +81,14 @@ async fn a_volume_in_use_is_not_deleted() {
 }
 
 #[tokio::test]
-async fn ids_that_climb_out_of_the_pool_name_no_volume() {
+async fn ids_with_path_components_name_no_volume() {
     let rig = Rig::new();
     let a = rig.driver("a").await;
     let outside = rig.path("precious.img");
     fs::write(&outside, "data").unwrap();
     fs::write(rig.path("precious.json"), "{}").unwrap();
-    let (staging, target) = (rig.make("staging"), rig.target("target"));
-    for id in ["../../precious", "..", ".", "/etc/passwd", "a/../b", "x\n", &text_of(&outside)] {
+    let (staging, target) = (rig.create_dir("staging"), rig.path_string("target"));
+    for id in ["../../precious", "..", ".", "/etc/passwd", "a/../b", "x\n", &to_string(&outside)] {
         let volume = Volume { id: id.to_owned(), capability: writer("ext4") };
         assert_eq!(volume.attach(&a, "a").await.unwrap_err().code(), Code::NotFound, "{id:?}");
         assert_eq!(volume.stage(&a, &staging).await.unwrap_err().code(), Code::NotFound, "{id:?}");
@@ -110,7 +111,7 @@ async fn ids_that_climb_out_of_the_pool_name_no_volume() {
     }
 }
 
-fn text_of(path: &Path) -> String {
+fn to_string(path: &Path) -> String {
     path.to_str().unwrap().to_owned()
 }
 
@@ -118,7 +119,7 @@ fn text_of(path: &Path) -> String {
 async fn foreign_data_is_never_formatted() {
     let rig = Rig::new();
     let a = rig.driver("a").await;
-    let staging = rig.make("staging");
+    let staging = rig.create_dir("staging");
     let volume = Volume::create(&a, "pvc-1", writer("ext4")).await.unwrap();
     volume.attach(&a, "a").await.unwrap();
     for (case, offset, bytes) in [
@@ -142,7 +143,7 @@ async fn foreign_data_is_never_formatted() {
 async fn a_class_can_forbid_formatting() {
     let rig = Rig::new();
     let a = rig.driver("a").await;
-    let staging = rig.make("staging");
+    let staging = rig.create_dir("staging");
     let request = v1::CreateVolumeRequest {
         parameters: [("noFormat".to_owned(), "true".to_owned())].into(),
         ..create_request("pvc-1", writer("ext4"))
@@ -156,10 +157,10 @@ async fn a_class_can_forbid_formatting() {
 }
 
 #[tokio::test]
-async fn only_the_volumes_own_mounts_are_touched() {
+async fn only_mounts_of_the_volume_are_changed() {
     let rig = Rig::new();
     let a = rig.driver("a").await;
-    let (staging_1, staging_2) = (rig.make("staging-1"), rig.make("staging-2"));
+    let (staging_1, staging_2) = (rig.create_dir("staging-1"), rig.create_dir("staging-2"));
     let one = Volume::create(&a, "one", writer("ext4")).await.unwrap();
     let two = Volume::create(&a, "two", writer("ext4")).await.unwrap();
     one.attach(&a, "a").await.unwrap();
@@ -170,29 +171,29 @@ async fn only_the_volumes_own_mounts_are_touched() {
         ("stage over another volume", one.stage(&a, &staging_2).await),
         ("unstage another volume", one.unstage(&a, &staging_2).await),
         ("unpublish another volume", one.unpublish(&a, &staging_2).await),
-        ("publish from another volume's stage", one.publish(&a, &staging_2, &rig.target("t")).await),
-        ("stage in a second place", one.stage(&a, &rig.make("elsewhere")).await),
+        ("publish from another volume's stage", one.publish(&a, &staging_2, &rig.path_string("t")).await),
+        ("stage at a second path", one.stage(&a, &rig.create_dir("elsewhere")).await),
     ] {
         assert_eq!(result.unwrap_err().code(), Code::FailedPrecondition, "{case}");
     }
     assert_eq!(rig.mounts().len(), 2);
 
-    let kept = rig.make("kept");
+    let kept = rig.create_dir("kept");
     fs::write(Path::new(&kept).join("file"), "data").unwrap();
     assert!(one.unpublish(&a, &kept).await.is_err(), "a directory with files in it is not removed");
     assert_eq!(fs::read(Path::new(&kept).join("file")).unwrap(), b"data");
 }
 
 #[tokio::test]
-async fn a_volume_that_held_data_is_not_made_anew() {
+async fn a_lost_image_that_had_data_is_not_created_again() {
     let rig = Rig::new();
     let a = rig.driver("a").await;
-    let staging = rig.make("staging");
+    let staging = rig.create_dir("staging");
     for (name, capability) in [("fs", writer("ext4")), ("raw", raw(Mode::SingleNodeWriter))] {
         let volume = Volume::create(&a, name, capability.clone()).await.unwrap();
         volume.attach(&a, "a").await.unwrap();
         fs::remove_file(rig.image(name)).unwrap();
-        // Nothing was in it yet: a power cut can take the image that its record promised.
+        // It has no data yet: a power failure can remove an image whose record exists.
         volume.stage(&a, &staging).await.unwrap();
         volume.unstage(&a, &staging).await.unwrap();
         fs::remove_file(rig.image(name)).unwrap();
@@ -208,7 +209,7 @@ async fn an_image_with_data_outlives_the_loss_of_its_record() {
     let a = rig.driver("a").await;
     let volume = Volume::create(&a, "pvc-1", writer("ext4")).await.unwrap();
     fs::write(rig.image("pvc-1"), "data").unwrap();
-    // As a power failure leaves a record that was never acknowledged; here it was.
+    // As a power failure leaves a record that was not acknowledged; this one was acknowledged.
     fs::write(rig.record("pvc-1"), "").unwrap();
     assert_eq!(volume.delete(&a).await.unwrap_err().code(), Code::FailedPrecondition);
     let again = Volume::create(&a, "pvc-1", writer("ext4")).await;

@@ -1,4 +1,4 @@
-//! A pool, its drivers and everything a test mounts, taken down again however the test ends.
+//! A pool, its drivers and everything that a test mounts. Dropping it removes all of that.
 use std::{
     collections::HashMap,
     os::unix::fs::FileExt,
@@ -16,9 +16,9 @@ use cleat_csi::{
 use cleat_drivers::block::{self, Config};
 use cleat_host::{
     Access,
-    filesystem::{self, Format, Over},
+    filesystem::{self, Format, Overwrite},
     freeze, loopdev,
-    mount::{self, Options},
+    mount::{self, MountOptions},
 };
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
@@ -27,7 +27,7 @@ pub(crate) const GIB: i64 = 1 << 30;
 
 pub(crate) struct Rig {
     pub(crate) directory: TempDir,
-    /// The file system the pool is on, if it has one of its own.
+    /// The image and the mount point of the file system that the pool is on, if the rig created one.
     disk: Option<(PathBuf, PathBuf)>,
     stop: CancellationToken,
 }
@@ -42,12 +42,12 @@ impl Rig {
         Rig { directory, disk: None, stop: CancellationToken::new() }
     }
 
-    /// With the pool on an xfs of its own, where files can share blocks.
+    /// The pool is on a separate xfs, where files can share blocks.
     pub(crate) fn on_xfs(bytes: u64) -> Rig {
         Rig::on(Format::Xfs, &[], bytes)
     }
 
-    /// With the pool on a file system of its own.
+    /// The pool is on a separate file system.
     pub(crate) fn on(format: Format, options: &[&str], bytes: u64) -> Rig {
         let mut rig = Rig::new();
         let (image, at) = (rig.path("disk.img"), rig.path("disk"));
@@ -56,20 +56,20 @@ impl Rig {
         let device = loopdev::attach(&image, Access::ReadWrite).unwrap();
         rig.disk = Some((image, at.clone()));
         let options: Vec<String> = options.iter().map(|&option| option.to_owned()).collect();
-        filesystem::mkfs(&device.path, format, &options, Over::Blank).unwrap();
-        mount::mount_fs(&device.path, &at, format.name(), &Options::default()).unwrap();
+        filesystem::mkfs(&device.path, format, &options, Overwrite::IfBlank).unwrap();
+        mount::mount_fs(&device.path, &at, format.name(), &MountOptions::default()).unwrap();
         rig
     }
 
-    /// The files of volumes that would be found if the power failed now. Only for an ext4.
+    /// The files in `volumes/` that would exist after a power failure at this time. Only for a pool on ext4.
     pub(crate) fn volumes_after_power_failure(&self) -> Vec<String> {
         let (disk, _) = self.disk.as_ref().unwrap();
         let (copy, at) = (self.path("after.img"), self.path("after"));
-        // What is only in memory, and not yet on its way to the disk, is not in the copy.
+        // Dirty data that has not been written to the disk is not in the copy.
         std::fs::copy(disk, &copy).unwrap();
         std::fs::create_dir_all(&at).unwrap();
         let device = loopdev::attach(&copy, Access::ReadWrite).unwrap();
-        let found = mount::mount_fs(&device.path, &at, "ext4", &Options::default()).map(|()| {
+        let found = mount::mount_fs(&device.path, &at, "ext4", &MountOptions::default()).map(|()| {
             let names = std::fs::read_dir(at.join("pool/volumes"));
             let names = names.map(|all| all.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect());
             mount::unmount(&at).unwrap();
@@ -92,15 +92,15 @@ impl Rig {
         self.directory.path().join(name)
     }
 
-    /// A directory as the node agent makes it before it calls the driver.
-    pub(crate) fn make(&self, name: &str) -> String {
+    /// Creates a directory, as the node agent does before it calls the driver.
+    pub(crate) fn create_dir(&self, name: &str) -> String {
         let path = self.path(name);
         std::fs::create_dir_all(&path).unwrap();
-        text(&path)
+        to_string(&path)
     }
 
-    pub(crate) fn target(&self, name: &str) -> String {
-        text(&self.path(name))
+    pub(crate) fn path_string(&self, name: &str) -> String {
+        to_string(&self.path(name))
     }
 
     pub(crate) fn image(&self, id: &str) -> PathBuf {
@@ -121,7 +121,7 @@ impl Rig {
         Config::new(Endpoint::unix(self.path(&format!("{node}.sock"))), self.pool(), node)
     }
 
-    /// Controller and node in one, as the node `node`, beside the other nodes of the same pool.
+    /// Starts a driver with all services as the node `node`. Several may serve the same pool.
     pub(crate) async fn driver(&self, node: &str) -> Client {
         self.driver_with(self.config(node)).await
     }
@@ -137,7 +137,7 @@ impl Rig {
         loopdev::find(&self.image(id)).unwrap().len()
     }
 
-    /// Mounts below the rig's directory.
+    /// The mounts below the directory of the rig, without the file system of the pool.
     pub(crate) fn mounts(&self) -> Vec<PathBuf> {
         let root = self.directory.path().canonicalize().unwrap();
         let table = mount::table().unwrap();
@@ -154,7 +154,7 @@ impl Rig {
             let left: Vec<_> = std::fs::read_dir(self.pool().join(directory)).unwrap().collect();
             assert!(left.is_empty(), "{left:?}");
         }
-        assert_eq!(block::audit(&self.pool(), false).unwrap(), [], "the audit agrees");
+        assert_eq!(block::audit(&self.pool(), false).unwrap(), [], "the audit finds nothing");
     }
 }
 
@@ -177,7 +177,7 @@ impl Drop for Rig {
     }
 }
 
-pub(crate) fn text(path: &Path) -> String {
+pub(crate) fn to_string(path: &Path) -> String {
     path.to_str().unwrap().to_owned()
 }
 
@@ -209,7 +209,7 @@ pub(crate) fn create_request(name: &str, capability: VolumeCapability) -> v1::Cr
     }
 }
 
-/// One volume as a caller sees it, so that a test reads as the sequence of its calls.
+/// A volume with the calls of a CSI client.
 #[derive(Clone)]
 pub(crate) struct Volume {
     pub(crate) id: String,
@@ -289,13 +289,13 @@ impl Volume {
         client.node_unpublish_volume(request).await.map(drop)
     }
 
-    /// Published to `node` and staged at `at`, ready to be written to.
-    pub(crate) async fn up(&self, client: &Client, node: &str, at: &str) {
+    /// Publishes the volume to `node` and stages it at `at`.
+    pub(crate) async fn publish_and_stage(&self, client: &Client, node: &str, at: &str) {
         self.attach(client, node).await.unwrap();
         self.stage(client, at).await.unwrap();
     }
 
-    pub(crate) async fn down(&self, client: &Client, node: &str, at: &str) {
+    pub(crate) async fn unstage_and_unpublish(&self, client: &Client, node: &str, at: &str) {
         self.unstage(client, at).await.unwrap();
         self.detach(client, node).await.unwrap();
     }
@@ -339,7 +339,7 @@ pub(crate) fn from_volume(id: &str) -> v1::VolumeContentSource {
     v1::VolumeContentSource { r#type: Some(Type::Volume(VolumeSource { volume_id: id.to_owned() })) }
 }
 
-/// Asks until a snapshot is ready.
+/// Waits until a snapshot is ready.
 pub(crate) async fn ready(client: &Client, id: &str) -> v1::Snapshot {
     try_ready(client, id).await.unwrap()
 }

@@ -15,10 +15,10 @@ const MODULE: &str = "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity@lates
 /// Disabled in csi-sanity itself.
 const DISABLED: &str = "pagination should detect volumes added between pages and accept tokens when the last volume from a page is deleted";
 
-/// On PATH, where `go install` puts it, or installed now where only this test looks.
+/// Finds csi-sanity on PATH or where `go install` puts it; otherwise installs it in a directory of this test.
 fn csi_sanity() -> PathBuf {
     let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("go-bin");
-    let mut places: Vec<PathBuf> = std::env::var_os("PATH").iter().flat_map(std::env::split_paths).collect();
+    let mut directories: Vec<PathBuf> = std::env::var_os("PATH").iter().flat_map(std::env::split_paths).collect();
     let go = |arguments: &[&str]| {
         let path = std::env::var("PATH").unwrap_or_default();
         Command::new("go")
@@ -28,21 +28,21 @@ fn csi_sanity() -> PathBuf {
             .output()
     };
     if let Ok(output) = go(&["env", "GOPATH"]) {
-        places.push(Path::new(String::from_utf8_lossy(&output.stdout).trim()).join("bin"));
+        directories.push(Path::new(String::from_utf8_lossy(&output.stdout).trim()).join("bin"));
     }
-    places.push(cache.clone());
-    let found = || places.iter().map(|place| place.join("csi-sanity")).find(|program| program.is_file());
+    directories.push(cache.clone());
+    let found = || directories.iter().map(|directory| directory.join("csi-sanity")).find(|program| program.is_file());
     if let Some(program) = found() {
         return program;
     }
-    let said = match go(&["install", MODULE]) {
+    let output = match go(&["install", MODULE]) {
         Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
         Err(error) => error.to_string(),
     };
-    found().unwrap_or_else(|| panic!("csi-sanity is missing: install Go and run `go install {MODULE}` ({said})"))
+    found().unwrap_or_else(|| panic!("csi-sanity is missing: install Go and run `go install {MODULE}` ({output})"))
 }
 
-/// Names of the specs that ended in any other state than passed, by state.
+/// The number of specs that passed, and the state and the name of each other spec.
 async fn run(rig: &Rig, config: Config, extra: &[&str]) -> (usize, Vec<(String, String)>) {
     let Endpoint::Unix(socket) = config.endpoint.clone() else { panic!("a unix socket") };
     let _driver = rig.driver_with(config).await;
@@ -61,19 +61,19 @@ async fn run(rig: &Rig, config: Config, extra: &[&str]) -> (usize, Vec<(String, 
         .current_dir(rig.directory.path())
         .stdin(Stdio::null());
     let output = command.output().await.unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    let report = std::fs::read(&report).unwrap_or_else(|error| panic!("no report: {error}\n{said}"));
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let report = std::fs::read(&report).unwrap_or_else(|error| panic!("no report: {error}\n{stdout}"));
     let report: serde_json::Value = serde_json::from_slice(&report).unwrap();
-    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    let to_string = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
     let specs: Vec<(String, String)> = report[0]["SpecReports"]
         .as_array()
         .unwrap()
         .iter()
-        .filter(|spec| text(&spec["LeafNodeType"]) == "It")
-        .map(|spec| (text(&spec["State"]), text(&spec["LeafNodeText"])))
+        .filter(|spec| to_string(&spec["LeafNodeType"]) == "It")
+        .map(|spec| (to_string(&spec["State"]), to_string(&spec["LeafNodeText"])))
         .collect();
     let failed = specs.iter().any(|(state, _)| !matches!(state.as_str(), "passed" | "skipped" | "pending"));
-    assert!(!failed && output.status.success(), "{said}");
+    assert!(!failed && output.status.success(), "{stdout}");
     let passed = specs.iter().filter(|(state, _)| state == "passed").count();
     (passed, specs.into_iter().filter(|(state, _)| state != "passed").collect())
 }
