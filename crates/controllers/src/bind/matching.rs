@@ -89,8 +89,8 @@ mod tests {
         let vol = |name: &str, class: &str, size: &str| modes_of(build::volume(name, class, size), once);
         let many =
             |name: &str, size: &str| modes_of(build::volume(name, "fast", size), &["ReadWriteOnce", "ReadWriteMany"]);
-        let taken = {
-            let mut v = build::volume("taken", "fast", "2Gi");
+        let of_other = {
+            let mut v = build::volume("of-other", "fast", "2Gi");
             v.spec.as_mut().unwrap().claim_ref = Some(build::reference(&build::claim("ns", "other", None, "1Gi")));
             Arc::new(v)
         };
@@ -109,7 +109,7 @@ mod tests {
             ("a volume that is too small never", vec![vol("a", "fast", "1Gi")], None),
             ("a volume of another class never", vec![vol("a", "slow", "2Gi")], None),
             ("fewer modes beat smaller size", vec![many("a", "2Gi"), vol("b", "fast", "9Gi")], Some("b")),
-            ("a volume of another claim never", vec![taken], None),
+            ("a volume of another claim never", vec![of_other], None),
             ("not yet available", vec![pending], None),
             ("a volume that is being deleted never", vec![deleting], None),
             ("equal volumes are ordered by name", vec![vol("b", "fast", "2Gi"), vol("a", "fast", "2Gi")], Some("a")),

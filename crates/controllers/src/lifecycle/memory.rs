@@ -1,6 +1,6 @@
 //! What the node lifecycle controller remembers between reconciles: when it started, and when each node last changed.
 //!
-//! Contract: nothing here is stored. After a restart every time is counted from the restart on, so that nodes and pods
+//! Contract: nothing here is stored. After a restart these times are counted from the restart on, so that nodes and pods
 //! get more time than configured and never less. An entry stays when its node is deleted, because its pods still need
 //! it.
 

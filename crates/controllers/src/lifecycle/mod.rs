@@ -75,13 +75,14 @@ impl LifecycleController {
     fn subscribe(&self, queue: &Queue<LifecycleKey>) {
         let q = queue.clone();
         self.observer.pods.subscribe(move |change| q.add(LifecycleKey::Pod(Key::of(&change.object().metadata))));
-        let (q, controller) = (queue.clone(), self.clone());
+        let (q, observed) = (queue.clone(), self.observer.clone());
+        let (node_times, clock) = (self.node_times.clone(), self.context.clock.clone());
         self.observer.nodes.subscribe(move |change| {
             let name = change.object().metadata.name.clone().unwrap_or_default();
             if changes_existence_or_taints(change) {
-                controller.node_times.record_change(&name, controller.context.clock.now());
+                node_times.record_change(&name, clock.now());
             }
-            for pod in controller.observer.pods_on(&name) {
+            for pod in observed.pods_on(&name) {
                 q.add(LifecycleKey::Pod(Key::of(&pod.metadata)));
             }
             q.add(LifecycleKey::Node(name));
