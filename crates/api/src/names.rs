@@ -5,9 +5,30 @@ use std::fmt::Write as _;
 
 use sha2::{Digest, Sha256};
 
-/// The name of the PersistentVolume, and in the CreateVolume request, of a dynamically provisioned claim.
+/// The default of the first parameter of [`provisioned_volume_with`].
+pub const PROVISIONED_VOLUME_PREFIX: &str = "pvc";
+
+/// The name of the PersistentVolume, and of the CreateVolume request, for a dynamically provisioned claim.
 pub fn provisioned_volume(claim_uid: &str) -> String {
-    format!("pvc-{claim_uid}")
+    provisioned_volume_with(PROVISIONED_VOLUME_PREFIX, None, claim_uid)
+}
+
+/// The same for a provisioner that is configured with another prefix or a shorter uid. With `uid_length`, the name
+/// contains that many characters of the uid, without dashes.
+pub fn provisioned_volume_with(prefix: &str, uid_length: Option<usize>, claim_uid: &str) -> String {
+    match uid_length {
+        None => format!("{prefix}-{claim_uid}"),
+        Some(length) => {
+            let uid: String = claim_uid.chars().filter(|c| *c != '-').take(length).collect();
+            format!("{prefix}-{uid}")
+        }
+    }
+}
+
+/// Returns true if [`provisioned_volume_with`] gives this volume name to the claim, for any prefix and the whole uid. A
+/// name with a shortened uid does not identify a claim: the result is false.
+pub fn is_provisioned_volume(volume_name: &str, claim_uid: &str) -> bool {
+    !claim_uid.is_empty() && volume_name.strip_suffix(claim_uid).is_some_and(|prefix| prefix.ends_with('-'))
 }
 
 /// The name of the VolumeAttachment for one volume on one node.
@@ -67,6 +88,23 @@ mod tests {
         assert_eq!(name, format!("csi-{}", sha256_hex("hdn")));
         assert_eq!(name.len(), 4 + 64);
         assert_eq!(sha256_hex(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+    }
+
+    #[test]
+    fn the_name_of_a_provisioned_volume_identifies_its_claim() {
+        let uid = "0f8fad5b-d9cb-469f-a165-70867728950e";
+        assert_eq!(provisioned_volume(uid), format!("pvc-{uid}"));
+        for (case, name, uid, want) in [
+            ("default name", provisioned_volume(uid), uid, true),
+            ("another prefix", provisioned_volume_with("disk", None, uid), uid, true),
+            ("a shortened uid", provisioned_volume_with("disk", Some(4), uid), uid, false),
+            ("the volume of another claim", provisioned_volume("1"), uid, false),
+            ("no uid", provisioned_volume(""), "", false),
+            ("no prefix", uid.to_owned(), uid, false),
+        ] {
+            assert_eq!(is_provisioned_volume(&name, uid), want, "{case}");
+        }
+        assert_eq!(provisioned_volume_with("disk", Some(4), "ab-cd-ef"), "disk-abcd");
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! Controllers that know only API objects.
+//! Controllers that work on API objects only. They do not call CSI drivers and do not access the host.
 //!
-//! Each stage is a directory of four files: `mod.rs` (the contract and the loop), `observe.rs` (cache to snapshot),
-//! `decide.rs` (pure: snapshot in, decision out) and `act.rs` (one function per decision). Stages never import each
-//! other; they meet in API objects.
+//! Each stage is a directory: `mod.rs` (the contract and the loop), `observe.rs` (reads caches and live objects into a
+//! snapshot, changes nothing), `decide.rs` (pure: snapshot in, decision out) and `act.rs` (carries the decision out).
+//! State that a stage remembers between reconciles is in its `memory.rs`, which says what happens when it is lost.
+//! Stages do not import each other: they communicate through API objects.
 
 pub mod attach;
 pub mod bind;
@@ -16,10 +17,12 @@ use std::sync::Arc;
 
 use cleat_runtime::{Caches, Client, Clock};
 
-/// What every controller is given.
+/// The parts that every controller needs.
 #[derive(Clone)]
 pub struct Context {
+    /// Sends requests as the controller's own user.
     pub client: Client,
+    /// Shared by all controllers of the process.
     pub caches: Caches,
     pub clock: Arc<dyn Clock>,
 }

@@ -1,4 +1,4 @@
-//! Claims on a real API server, with nobody but the binder, protection and the maker of ephemeral volumes around.
+//! Claims on a real API server. Only the binder, protection and the ephemeral volume controller run.
 
 #![allow(clippy::unwrap_used)]
 
@@ -47,7 +47,7 @@ async fn rig() -> Rig {
         caches: caches.clone(),
         clock: Arc::new(SystemClock),
     };
-    tokio::spawn(bind::run(context("system:cleat:binder"), bind::Options::default(), stop.clone()));
+    tokio::spawn(bind::run(context("system:cleat:binder"), bind::BindOptions::default(), stop.clone()));
     tokio::spawn(protect::run(context("system:cleat:protector"), stop.clone()));
     tokio::spawn(ephemeral::run(context("system:cleat:ephemeral"), stop.clone()));
     Rig { client: server.client("system:admin"), stop, _server: server, _dir: dir }
@@ -66,21 +66,21 @@ impl Rig {
         Api::default_namespaced(self.client.clone())
     }
 
-    async fn claim(&self, name: &str, spec: Value) {
+    async fn create_claim(&self, name: &str, spec: Value) {
         let mut full = json!({ "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } });
         full.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
         create(&self.claims(), json!({ "metadata": { "name": name }, "spec": full })).await;
     }
 
-    async fn volume(&self, name: &str, class: &str) {
+    async fn create_volume(&self, name: &str, class: &str) {
         let spec = json!({
             "accessModes": ["ReadWriteOnce"], "capacity": { "storage": "1Gi" }, "storageClassName": class,
-            "csi": { "driver": "nobody.test", "volumeHandle": name },
+            "csi": { "driver": "absent.test", "volumeHandle": name },
         });
         create(&self.volumes(), json!({ "metadata": { "name": name }, "spec": spec })).await;
     }
 
-    async fn pod(&self, name: &str, node: Option<&str>, volume: Value) {
+    async fn create_pod(&self, name: &str, node: Option<&str>, volume: Value) {
         let spec = json!({
             "nodeName": node, "terminationGracePeriodSeconds": 0,
             "containers": [{ "name": "main", "image": "busybox" }], "volumes": [volume],
@@ -88,19 +88,19 @@ impl Rig {
         create(&self.pods(), json!({ "metadata": { "name": name }, "spec": spec })).await;
     }
 
-    async fn event(&self, reason: &str, part: &str) {
+    async fn expect_event(&self, reason: &str, part: &str) {
         let events: Api<Event> = Api::default_namespaced(self.client.clone());
-        let told = async {
+        let recorded = async {
             loop {
                 let all = events.list(&ListParams::default()).await.unwrap();
-                let about = |e: &Event| e.message.as_deref().is_some_and(|m| m.contains(part));
-                if all.iter().any(|e| e.reason.as_deref() == Some(reason) && about(e)) {
+                let matches = |e: &Event| e.message.as_deref().is_some_and(|m| m.contains(part));
+                if all.iter().any(|e| e.reason.as_deref() == Some(reason) && matches(e)) {
                     return;
                 }
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(WAIT, told).await.unwrap_or_else(|_| panic!("no event {reason} about {part:?}"));
+        tokio::time::timeout(WAIT, recorded).await.unwrap_or_else(|_| panic!("no event {reason} about {part:?}"));
     }
 }
 
@@ -118,7 +118,7 @@ where
 {
     let met = |object: Option<&K>| object.is_some_and(&met);
     let reached = tokio::time::timeout(WAIT, await_condition(api, name, met)).await;
-    reached.unwrap_or_else(|_| panic!("{name} did not come to: {what}")).unwrap();
+    reached.unwrap_or_else(|_| panic!("{name} did not become: {what}")).unwrap();
 }
 
 fn claim_volume(claim: &str) -> Value {
@@ -126,38 +126,38 @@ fn claim_volume(claim: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_bound_claim_says_whether_pods_use_it() {
+async fn a_bound_claim_reports_whether_pods_use_it() {
     let rig = rig().await;
-    rig.volume("v", "").await;
-    rig.claim("c", json!({ "storageClassName": "" })).await;
+    rig.create_volume("v", "").await;
+    rig.create_claim("c", json!({ "storageClassName": "" })).await;
     let is_bound = |c: &PersistentVolumeClaim| claim_phase(c) == "Bound";
-    // With the very write that binds it, not some time after.
+    // The write that sets the phase Bound also sets the condition.
     until(rig.claims(), "c", "bound", |c| {
         assert!(!is_bound(c) || claim_in_use(c) == Some(false));
         is_bound(c)
     })
     .await;
-    rig.pod("p", None, claim_volume("c")).await;
+    rig.create_pod("p", None, claim_volume("c")).await;
     until(rig.claims(), "c", "used", |c| claim_in_use(c) == Some(true)).await;
     rig.pods().delete("p", &DeleteParams::default()).await.unwrap();
     until(rig.claims(), "c", "unused", |c| claim_in_use(c) == Some(false)).await;
-    rig.volume("w", "").await;
-    rig.pod("q", None, claim_volume("d")).await;
-    rig.claim("d", json!({ "storageClassName": "" })).await;
+    rig.create_volume("w", "").await;
+    rig.create_pod("q", None, claim_volume("d")).await;
+    rig.create_claim("d", json!({ "storageClassName": "" })).await;
     until(rig.claims(), "d", "bound and used", |c| is_bound(c) && claim_in_use(c) == Some(true)).await;
 }
 
 #[tokio::test]
-async fn the_claim_of_a_pod_that_has_ended_does_not_wait_for_it() {
+async fn a_claim_owned_by_a_terminated_pod_does_not_wait_for_the_pod() {
     let rig = rig().await;
     let template = json!({ "spec": {
         "accessModes": ["ReadWriteOnce"], "storageClassName": "", "resources": { "requests": { "storage": "1Gi" } } } });
-    rig.pod("p", Some("n1"), json!({ "name": "own", "ephemeral": { "volumeClaimTemplate": template } })).await;
-    until(rig.claims(), "p-own", "made", |_| true).await;
+    rig.create_pod("p", Some("n1"), json!({ "name": "own", "ephemeral": { "volumeClaimTemplate": template } })).await;
+    until(rig.claims(), "p-own", "created", |_| true).await;
     rig.claims().delete("p-own", &DeleteParams::default()).await.unwrap();
     let held = rig.claims().get("p-own").await.unwrap();
-    assert!(held.metadata.has_finalizer(finalizer::PVC_PROTECTION), "the pod lives");
-    // A finalizer keeps the pod after its end, as the collector's does when owners go last.
+    assert!(held.metadata.has_finalizer(finalizer::PVC_PROTECTION), "the pod is running");
+    // A finalizer keeps the terminated pod, as the garbage collector's finalizer does in foreground deletion.
     let patch = Patch::Merge(json!({ "metadata": { "finalizers": ["test/last"] } }));
     rig.pods().patch("p", &PatchParams::default(), &patch).await.unwrap();
     rig.pods().delete("p", &DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() }).await.unwrap();
@@ -167,75 +167,81 @@ async fn the_claim_of_a_pod_that_has_ended_does_not_wait_for_it() {
 }
 
 #[tokio::test]
-async fn a_pod_hears_why_its_claim_cannot_be_made() {
+async fn a_pod_gets_an_event_if_its_claim_cannot_be_created() {
     let rig = rig().await;
-    // Nothing that a claim's template is asked when the pod is created, but its name is too long with the pod's.
+    // The template is valid when the pod is created, but the name of the claim, made of pod and volume, is too long.
     let pod = "p".repeat(240);
     let template = json!({ "spec": {
         "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } } });
     let volume = json!({ "name": "a-volume-with-a-long-name", "ephemeral": { "volumeClaimTemplate": template } });
-    rig.pod(&pod, None, volume).await;
-    rig.event("FailedBinding", "ephemeral volume a-volume-with-a-long-name: ").await;
+    rig.create_pod(&pod, None, volume).await;
+    rig.expect_event("FailedBinding", "ephemeral volume a-volume-with-a-long-name: ").await;
 }
 
 #[tokio::test]
-async fn a_class_of_a_plugin_that_moved_is_asked_of_its_driver() {
+async fn a_claim_of_a_migrated_plugin_is_requested_from_the_csi_driver() {
     let rig = rig().await;
     let class = |name: &str, provisioner: &str| json!({ "metadata": { "name": name }, "provisioner": provisioner });
     let classes: Api<StorageClass> = Api::all(rig.client.clone());
     create(&classes, class("gp2", "kubernetes.io/aws-ebs")).await;
     create(&classes, class("manual", "kubernetes.io/no-provisioner")).await;
-    rig.claim("new", json!({ "storageClassName": "gp2" })).await;
+    rig.create_claim("new", json!({ "storageClassName": "gp2" })).await;
     let keys = [annotation::STORAGE_PROVISIONER, annotation::STORAGE_PROVISIONER_BETA];
-    until(rig.claims(), "new", "asked", |c| keys.iter().all(|k| c.metadata.annotation(k) == Some("ebs.csi.aws.com")))
-        .await;
-    // As a controller manager of before the move has left it.
+    until(rig.claims(), "new", "requested", |c| {
+        keys.iter().all(|k| c.metadata.annotation(k) == Some("ebs.csi.aws.com"))
+    })
+    .await;
+    // As a controller manager from before the migration has left it.
     let object = json!({
         "metadata": { "name": "old", "annotations": { annotation::STORAGE_PROVISIONER_BETA: "kubernetes.io/aws-ebs" } },
         "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } },
                   "storageClassName": "manual" },
     });
     create(&rig.claims(), object).await;
-    until(rig.claims(), "old", "handed over", |c| {
+    until(rig.claims(), "old", "migrated", |c| {
         c.metadata.annotation(annotation::MIGRATED_TO) == Some("ebs.csi.aws.com")
     })
     .await;
-    rig.event("ProvisioningFailed", "kubernetes.io/no-provisioner").await;
+    rig.expect_event("ProvisioningFailed", "kubernetes.io/no-provisioner").await;
 }
 
 #[tokio::test]
-async fn a_free_volume_comes_before_the_default_class() {
+async fn an_available_volume_is_preferred_to_the_default_class() {
     let rig = rig().await;
-    rig.claim("early", json!({})).await;
-    rig.claim("explicit", json!({ "storageClassName": "" })).await;
-    rig.event("FailedBinding", "no persistent volumes available").await;
+    rig.create_claim("early", json!({})).await;
+    rig.create_claim("explicit", json!({ "storageClassName": "" })).await;
+    rig.expect_event("FailedBinding", "no persistent volumes available").await;
     let classes: Api<StorageClass> = Api::all(rig.client.clone());
     let marked = json!({ annotation::DEFAULT_CLASS: "true" });
-    let class = json!({ "metadata": { "name": "std", "annotations": marked }, "provisioner": "nobody.test" });
+    let class = json!({ "metadata": { "name": "std", "annotations": marked }, "provisioner": "absent.test" });
     create(&classes, class).await;
     let class_of = |c: &PersistentVolumeClaim| c.spec.as_ref().unwrap().storage_class_name.clone();
-    until(rig.claims(), "early", "classed", |c| class_of(c).as_deref() == Some("std")).await;
-    rig.volume("v", "").await;
+    until(rig.claims(), "early", "default class assigned", |c| class_of(c).as_deref() == Some("std")).await;
+    rig.create_volume("v", "").await;
     until(rig.claims(), "explicit", "bound", |c| volume_name(c) == Some("v")).await;
-    assert_eq!(class_of(&rig.claims().get("explicit").await.unwrap()).as_deref(), Some(""), "it said so itself");
+    assert_eq!(
+        class_of(&rig.claims().get("explicit").await.unwrap()).as_deref(),
+        Some(""),
+        "an explicitly empty class stays"
+    );
 }
 
 #[tokio::test]
 async fn events_are_counted_when_they_repeat_and_combined_when_they_are_many() {
     let rig = rig().await;
-    rig.claim("c", json!({ "storageClassName": "none" })).await;
+    rig.create_claim("c", json!({ "storageClassName": "none" })).await;
     let claim = rig.claims().get("c").await.unwrap();
     let recorder = Recorder::new(rig.client.clone(), "test", Arc::new(SystemClock));
     let events: Api<Event> = Api::default_namespaced(rig.client.clone());
-    let told = async |reason: &str| {
+    let events_of = async |reason: &str| {
         let all = events.list(&ListParams::default()).await.unwrap().items;
         all.into_iter().filter(|e| e.reason.as_deref() == Some(reason)).collect::<Vec<_>>()
     };
     let counted = async {
         loop {
             recorder.warning(&claim, "Same", "again");
-            let same = told("Same").await;
-            assert!(same.len() <= 1, "one object for all: {same:?}");
+            let same = events_of("Same").await;
+            assert!(same.len() <= 1, "all share one Event: {same:?}");
             if same.iter().any(|e| e.count > Some(1)) {
                 return;
             }
@@ -246,9 +252,9 @@ async fn events_are_counted_when_they_repeat_and_combined_when_they_are_many() {
     for number in 0..30 {
         recorder.warning(&claim, "Similar", format!("number {number}"));
     }
-    recorder.normal(&claim, "Fence", "all before are written");
-    rig.event("Fence", "all before").await;
-    let similar = told("Similar").await;
+    recorder.normal(&claim, "Fence", "written after the others");
+    rig.expect_event("Fence", "written after").await;
+    let similar = events_of("Similar").await;
     let combined = |e: &&Event| e.message.as_deref().is_some_and(|m| m.starts_with("(combined from similar events): "));
     assert_eq!((similar.len(), similar.iter().filter(combined).count()), (10, 1), "{similar:?}");
 }

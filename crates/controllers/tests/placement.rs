@@ -1,4 +1,4 @@
-//! The scheduler on a real API server, with its own rights.
+//! The scheduler on a real API server, with its own user.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where its steps fail")]
 
@@ -25,9 +25,9 @@ fn pod(name: &str, node: Option<&str>, cpu: &str) -> Pod {
     serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec})).unwrap()
 }
 
-/// More pods are there than are taken in at a time, and those that take the room are among them.
+/// The cluster has more pods than the scheduler reads in one batch, and some of them occupy the node.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_start_counts_everybody_before_it_places_anybody() {
+async fn all_running_pods_are_counted_before_the_first_pod_is_placed() {
     let dir = tempfile::tempdir().unwrap();
     let server = ApiServer::open(Config::new(dir.path(), ([127, 0, 0, 1], 0).into())).await.unwrap();
     let admin = server.client("system:admin");
@@ -40,11 +40,11 @@ async fn a_start_counts_everybody_before_it_places_anybody() {
     nodes.patch("n1", &PatchParams::default(), &Patch::Merge(json!({"spec": {"taints": null}}))).await.unwrap();
     let placed: Vec<Pod> = (0..600).map(|n| pod(&format!("placed-{n}"), Some("n1"), "10m")).collect();
     let waiting: Vec<Pod> = (0..20).map(|n| pod(&format!("waiting-{n}"), None, "1m")).collect();
-    for some in placed.chunks(50).chain(waiting.chunks(50)) {
-        join_all(some.iter().map(|pod| pods.create(&create, pod)))
+    for batch in placed.chunks(50).chain(waiting.chunks(50)) {
+        join_all(batch.iter().map(|pod| pods.create(&create, pod)))
             .await
             .into_iter()
-            .for_each(|made| drop(made.unwrap()));
+            .for_each(|created| drop(created.unwrap()));
     }
 
     let stop = CancellationToken::new();
@@ -53,14 +53,14 @@ async fn a_start_counts_everybody_before_it_places_anybody() {
     tokio::spawn(schedule::run(Context { client: client.into(), caches, clock: Arc::new(SystemClock) }, stop.clone()));
     for n in 0..20 {
         let name = format!("waiting-{n}");
-        let refused = |pod: Option<&Pod>| pod.and_then(|p| pod_condition(p, "PodScheduled")).is_some();
-        tokio::time::timeout(WAIT, await_condition(pods.clone(), &name, refused)).await.unwrap().unwrap();
+        let is_unschedulable = |pod: Option<&Pod>| pod.and_then(|p| pod_condition(p, "PodScheduled")).is_some();
+        tokio::time::timeout(WAIT, await_condition(pods.clone(), &name, is_unschedulable)).await.unwrap().unwrap();
     }
     for pod in pods.list(&ListParams::default()).await.unwrap() {
         if let Some(condition) = pod_condition(&pod, "PodScheduled").filter(|c| c.status == "False") {
             assert_eq!(condition.message.as_deref(), Some("0/1 nodes are available: 1 Insufficient cpu."));
         } else {
-            assert!(pod.metadata.name.unwrap().starts_with("placed"), "there was no room");
+            assert!(pod.metadata.name.unwrap().starts_with("placed"), "the node was full");
         }
     }
     stop.cancel();

@@ -234,7 +234,7 @@ impl Stack {
         let stop = || self.stop_acting.clone();
         let provisioned = !config.without.contains(&StackPart::Provisioner);
         let holding_provisioners = provisioned.then(|| block::NAME.to_owned()).into_iter().collect();
-        let binder = bind::Options { holding_provisioners };
+        let binder = bind::BindOptions { holding_provisioners };
         self.acting.spawn(bind::run(context("system:cleat:binder"), binder, stop()));
         self.acting.spawn(collect::run(context("system:cleat:collector"), stop()));
         self.acting.spawn(ephemeral::run(context("system:cleat:ephemeral"), stop()));

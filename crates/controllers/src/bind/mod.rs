@@ -1,27 +1,28 @@
-//! The binder: claims and volumes find each other, once and both ways.
+//! The binder: binds PersistentVolumeClaims to PersistentVolumes.
 //!
-//! Guarantees: a volume is never bound to two claims, and a claim never to two volumes. Both sides are written with
-//! the revision they were read at; who loses a race sees a conflict, looks again and decides anew. A volume is released
-//! only after a live look has shown that its claim is gone, and a claim is lost only after one at its volume.
+//! Guarantees: a volume is never bound to two claims, and a claim never to two volumes. Both objects are written with
+//! the revision that was read; the loser of a race gets a conflict, reads again and decides again. A volume is released
+//! only after a live read has shown that its claim is gone, and a claim becomes Lost only after a live read of its
+//! volume.
 //!
-//! Assumes: the provisioner creates volumes already reserved for their claim, and deletes released ones.
+//! Assumes: the provisioner creates volumes whose `claimRef` names their claim, and deletes released ones.
 //!
-//! Crash points: a bind is up to four writes: the volume, its status, the claim, its status; the middle two at the same
-//! time where the volume is held by its provisioner. Wherever it stops, the next look at the claim finds the volume reserved for it and goes on. `bind:volume-reserved`,
-//! `bind:volume-bound` and `bind:claim-pointed` stand between the writes, `bind:provisioner-named` after the request
-//! for provisioning.
+//! Crash points: a bind is up to four writes: the volume, its status, the claim, its status. The middle two run
+//! concurrently if the provisioner's finalizer holds the volume. After a crash between any two of them, the next
+//! reconcile of the claim finds the volume reserved for it and continues. `bind:volume-reserved`, `bind:volume-bound`
+//! and `bind:claim-pointed` are between the writes, `bind:provisioner-named` is after the request for provisioning.
 
 mod act;
+mod available_volumes;
 pub mod decide;
-#[cfg(test)]
-mod decide_table;
 pub mod edit;
 mod matching;
+mod memory;
 mod observe;
-mod shelf;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cleat_api::key::Key;
 use cleat_api::{claim, condition};
@@ -31,124 +32,150 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use tokio_util::sync::CancellationToken;
 
 use crate::Context;
-use decide::{ClaimDecision, ClaimSeen};
+use decide::{ClaimBindDecision, ClaimSnapshot};
+use memory::VolumeReservations;
+use observe::BindObserver;
 
-const AT_ONCE: usize = 256;
+const MAX_CONCURRENT_BINDS: usize = 256;
 
+/// The delay before the waiting claims of a class are reconciled after a reserved volume returned unused. The reason
+/// why the volume was not used may last, so an immediate retry would repeat the failure.
+const RETURNED_VOLUME_DELAY: Duration = Duration::from_millis(20);
+
+/// The key of one unit of work.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Subject {
+enum BindKey {
     Claim(Key),
     Volume(String),
-    /// A volume of this class became free: every claim that waits for one looks again.
+    /// A volume of this class became available: queues every claim that waits for one.
     Class(String),
 }
 
-/// What a binder is told about its surroundings.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
-    /// Provisioners that hold a claim while a volume may be in the making for it: for these, the write that names them
-    /// puts the hold on as well. Any other provisioner would not take it off.
+pub struct BindOptions {
+    /// Provisioners that hold a claim with the finalizer `cleat.dev/provisioning` while they create its volume. The
+    /// write that requests provisioning from one of these adds the finalizer. Other provisioners would never remove it.
     pub holding_provisioners: BTreeSet<String>,
 }
 
 #[derive(Clone)]
 struct Binder {
     context: Context,
-    observed: observe::Observed,
+    observer: BindObserver,
+    reservations: VolumeReservations,
     recorder: Recorder,
-    queue: Queue<Subject>,
+    queue: Queue<BindKey>,
 }
 
 /// Runs until `stop`.
-pub async fn run(context: Context, options: Options, stop: CancellationToken) {
+pub async fn run(context: Context, options: BindOptions, stop: CancellationToken) {
     let queue = Queue::new(Backoff::default());
-    let observed = observe::Observed::new(&context.caches, options);
+    let observer = BindObserver::new(&context.caches, options);
+    let returned = queue.clone();
+    let reservations = VolumeReservations::new(observer.volumes.clone(), move |volume| {
+        returned.add_after(BindKey::Class(claim::volume_class(volume).to_owned()), RETURNED_VOLUME_DELAY);
+    });
     let recorder = Recorder::new(context.client.clone(), "persistentvolume-controller", context.clock.clone());
-    // Nothing may be decided on half a picture: a volume not listed yet would look like no volume.
+    // A decision on caches that are not complete is wrong: a volume that was not listed yet would count as absent.
     tokio::select! {
         () = stop.cancelled() => return,
-        () = observed.synced() => {}
+        () = observer.synced() => {}
     }
-    wake(&observed, &queue);
-    let binder = Binder { context, observed, recorder, queue: queue.clone() };
-    work("bind", queue, AT_ONCE, stop, move |subject| binder.clone().reconcile(subject)).await;
+    subscribe(&observer, &reservations, &queue);
+    let binder = Binder { context, observer, reservations, recorder, queue: queue.clone() };
+    work("bind", queue, MAX_CONCURRENT_BINDS, stop, move |key| binder.clone().reconcile(key)).await;
 }
 
-/// Who must look again when something changes. Most changes are the binder's own writes and leave nothing to do, and that
-/// is soon told from the caches: who comes to rest is not woken. Whatever ends the rest is a change of its own.
-fn wake(observed: &observe::Observed, queue: &Queue<Subject>) {
-    let (q, seen) = (queue.clone(), observed.clone());
-    observed.claims.subscribe(move |change: &Change<PersistentVolumeClaim>| {
-        let claim = change.object();
-        let key = Key::of(&claim.metadata);
-        seen.volumes_of(change, &key).filter(|volume| !seen.volume_rests(volume)).for_each(|volume| {
-            q.add(Subject::Volume(volume.metadata.name.clone().unwrap_or_default()));
-        });
-        if !seen.is_told(change) {
-            q.add(Subject::Claim(key));
+/// Queues the claims and volumes that a change concerns. Most changes are the binder's own writes and leave nothing to
+/// do; a claim or volume for which `decide` gives no work is not queued. A later change that gives it work queues it.
+fn subscribe(observer: &BindObserver, reservations: &VolumeReservations, queue: &Queue<BindKey>) {
+    let (q, observed) = (queue.clone(), observer.clone());
+    observer.claims.subscribe(move |change: &Change<PersistentVolumeClaim>| {
+        let key = Key::of(&change.object().metadata);
+        for volume in observed.volumes_of(change, &key).filter(|volume| !observed.is_volume_settled(volume)) {
+            q.add(BindKey::Volume(volume.metadata.name.clone().unwrap_or_default()));
+        }
+        if observed.needs_reconcile(change) {
+            q.add(BindKey::Claim(key));
         }
     });
-    let (q, seen) = (queue.clone(), observed.clone());
-    observed.volumes.subscribe(move |change: &Change<PersistentVolume>| {
+    let (q, observed, reservations) = (queue.clone(), observer.clone(), reservations.clone());
+    observer.volumes.subscribe(move |change: &Change<PersistentVolume>| {
         let volume = change.object();
         let name = volume.metadata.name.clone().unwrap_or_default();
-        for claim in seen.claims_of(volume).filter(|claim| !seen.claim_rests(claim)) {
-            q.add(Subject::Claim(Key::of(&claim.metadata)));
+        for claim in observed.claims_of(volume).filter(|claim| !observed.is_claim_settled(claim)) {
+            q.add(BindKey::Claim(Key::of(&claim.metadata)));
         }
-        if let Some(free) = seen.shelf.refresh(&name) {
-            q.add(Subject::Class(claim::volume_class(&free).to_owned()));
+        if let Some(available) = reservations.refresh(&name) {
+            q.add(BindKey::Class(claim::volume_class(&available).to_owned()));
         }
-        if matches!(change, Change::Applied { .. }) && !seen.volume_rests(volume) {
-            q.add(Subject::Volume(name));
+        if matches!(change, Change::Applied { .. }) && !observed.is_volume_settled(volume) {
+            q.add(BindKey::Volume(name));
         }
     });
     let q = queue.clone();
-    observed.pods.subscribe(move |change: &Change<Pod>| {
-        // A pod that fits nowhere is what its claims wait for; one that is about to be placed is not worth a word.
+    observer.pods.subscribe(move |change: &Change<Pod>| {
+        // An unschedulable pod is a reason to report on its claims. A pod that the scheduler has not tried yet is not:
+        // it will usually get a node at once.
         let pod = change.object();
         if condition::pod_condition(pod, "PodScheduled").is_some_and(|c| c.status == "False") {
-            observe::waiting_for(pod).for_each(|claim| q.add(Subject::Claim(claim)));
+            observe::claims_of_unscheduled(pod).for_each(|claim| q.add(BindKey::Claim(claim)));
         }
     });
-    let (q, claims) = (queue.clone(), observed.clone());
-    observed.classes.subscribe(move |_| {
-        for claim in claims.unbound() {
-            q.add_low_priority(Subject::Claim(Key::of(&claim.metadata)));
+    let (q, observed) = (queue.clone(), observer.clone());
+    observer.classes.subscribe(move |_| {
+        for claim in observed.unbound_claims() {
+            q.add_later(BindKey::Claim(Key::of(&claim.metadata)));
         }
     });
 }
 
 impl Binder {
-    async fn reconcile(self, subject: Subject) -> Result<Outcome, WriteError> {
-        match subject {
-            Subject::Claim(key) => {
-                // It may have come to rest by what was done when it was last looked at.
-                if self.observed.claims.get(&key).is_none_or(|claim| self.observed.claim_rests(&claim)) {
-                    return Ok(Outcome::Done);
+    async fn reconcile(self, key: BindKey) -> Result<Outcome, WriteError> {
+        match key {
+            BindKey::Claim(key) => self.reconcile_claim(&key).await?,
+            BindKey::Volume(name) => self.reconcile_volume(&name).await?,
+            BindKey::Class(class) => {
+                for claim in self.observer.pending_of_class(&class) {
+                    self.queue.add_later(BindKey::Claim((*claim).clone()));
                 }
-                let Some((seen, _taken)) = self.observed.claim(&key, &self.queue) else { return Ok(Outcome::Done) };
-                let mut decision = decide::claim(&seen);
-                // The cache of volumes may be behind that of claims.
-                if let (ClaimDecision::Lose(_), Some(name)) = (&decision, claim::volume_name(&seen.claim)) {
-                    let named = write::get_live(&self.context.client, &Key::cluster(name)).await?.map(Arc::new);
-                    decision = decide::claim(&ClaimSeen { named, ..seen.clone() });
-                }
-                self.settle_claim(&seen.claim, decision).await?;
-            }
-            Subject::Class(class) => {
-                let waiting = self.observed.pending_of_class(&class);
-                waiting.iter().for_each(|claim| self.queue.add_low_priority(Subject::Claim((**claim).clone())));
-            }
-            Subject::Volume(name) => {
-                let Some(volume) = self.observed.volumes.named(&name) else { return Ok(Outcome::Done) };
-                let mut decision = decide::volume(&volume, &self.observed.owner(&volume));
-                // The cache of claims may be behind that of volumes: nothing is done on account of a claim it does not show.
-                if !decision.is_rest() {
-                    decision = decide::volume(&volume, &self.owner(&volume).await?);
-                }
-                self.settle_volume(&volume, decision).await?;
             }
         }
         Ok(Outcome::Done)
+    }
+
+    async fn reconcile_claim(&self, key: &Key) -> Result<(), WriteError> {
+        let Some(claim) = self.observer.claims.get(key) else { return Ok(()) };
+        // The previous reconcile of the claim may have settled it after it was queued again.
+        if self.observer.is_claim_settled(&claim) {
+            return Ok(());
+        }
+        let mut snapshot = self.observer.claim(claim);
+        // Held until the writes have ended: until then the cache may still show the volume as available.
+        let _reservation = if decide::needs_available_volume(&snapshot) {
+            let reservation = self.reservations.reserve(&snapshot.claim);
+            snapshot.candidates.extend(reservation.iter().map(|reservation| reservation.volume().clone()));
+            reservation
+        } else {
+            None
+        };
+        let mut decision = decide::claim(&snapshot);
+        // The cache of volumes may be behind the cache of claims.
+        if let (ClaimBindDecision::Lose(_), Some(name)) = (&decision, claim::volume_name(&snapshot.claim)) {
+            let named = write::live(&self.context.client, &Key::cluster(name)).await?.map(Arc::new);
+            decision = decide::claim(&ClaimSnapshot { named, ..snapshot.clone() });
+        }
+        self.apply_to_claim(&snapshot.claim, decision).await
+    }
+
+    async fn reconcile_volume(&self, name: &str) -> Result<(), WriteError> {
+        let Some(volume) = self.observer.volumes.named(name) else { return Ok(()) };
+        let mut decision = decide::volume(&volume, &self.observer.referenced_claim(&volume));
+        // The cache of claims may be behind the cache of volumes: a claim that it does not show is read live before a
+        // write.
+        if !decision.is_noop() {
+            decision = decide::volume(&volume, &self.live_referenced_claim(&volume).await?);
+        }
+        self.apply_to_volume(&volume, decision).await
     }
 }

@@ -1,58 +1,51 @@
-//! From caches to what a decision needs, and nothing more.
+//! Reads caches into the snapshots that `decide` needs. Changes nothing and reserves nothing.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use cleat_api::claim::{self, claim_class, claim_ref, claim_ref_key, volume_class, volume_name};
+use cleat_api::claim::{self, claim_class, claim_ref, claim_ref_key, volume_name};
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::well_known::annotation;
 use cleat_api::{migrate, pod};
 use cleat_runtime::write::{self, WriteError};
-use cleat_runtime::{Cache, Caches, Change, Index, Queue};
+use cleat_runtime::{Cache, Caches, Change, Index};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
 
-use super::decide::{self, ClaimDecision, ClaimSeen, Owner};
-use super::matching::{self, Choice};
-use super::shelf::{Shelf, Taken};
-use super::{Binder, Options, Subject};
+use super::decide::{self, ClaimBindDecision, ClaimSnapshot, ReferencedClaim};
+use super::{BindOptions, Binder};
 
 #[derive(Clone)]
-pub(super) struct Observed {
+pub(super) struct BindObserver {
     pub(super) claims: Cache<PersistentVolumeClaim>,
     pub(super) volumes: Cache<PersistentVolume>,
     pub(super) classes: Cache<StorageClass>,
-    /// Volumes by the claim they are reserved for.
-    reserved: Index<PersistentVolume>,
-    pub(super) shelf: Shelf,
-    /// Claims without a volume by class, and claims by the volume they name.
-    pending: Index<PersistentVolumeClaim>,
-    naming: Index<PersistentVolumeClaim>,
     pub(super) pods: Cache<Pod>,
-    /// Pods that have not ended by the claims they name.
-    users: Index<Pod>,
-    options: Arc<Options>,
+    /// Volumes by the claim that their `claimRef` names.
+    volumes_by_claim: Index<PersistentVolume>,
+    /// Claims that name no volume, by class.
+    pending_claims: Index<PersistentVolumeClaim>,
+    /// Claims by the volume they name.
+    claims_by_volume: Index<PersistentVolumeClaim>,
+    /// Pods that have not terminated, by the claims they name.
+    pods_by_claim: Index<Pod>,
+    options: Arc<BindOptions>,
 }
 
-/// How long after a volume was not used after all others look at it: what kept it from being used may last.
-const RETURNED: Duration = Duration::from_millis(20);
+/// The index term of claims without a class. A StorageClass cannot have this name.
+const NO_CLASS: &str = "/no-class";
 
-/// The index term of a claim that says nothing about its class; no class can have this name.
-const UNSAID: &str = "/unsaid";
-
-impl Observed {
-    pub(super) fn new(caches: &Caches, options: Options) -> Self {
+impl BindObserver {
+    pub(super) fn new(caches: &Caches, options: BindOptions) -> Self {
         let (claims, volumes, pods) = (caches.claims(), caches.volumes(), caches.pods());
         Self {
-            users: pods.index(|p| naming(p).map(|claim| claim.to_string()).collect()),
+            pods_by_claim: pods.index(|p| claims_of_pod(p).map(|claim| claim.to_string()).collect()),
             pods,
-            reserved: volumes.index(|v| claim_ref(v).map(|r| claim_ref_key(r).to_string()).into_iter().collect()),
-            shelf: Shelf::new(volumes.clone()),
-            pending: claims.index(|c| match volume_name(c) {
-                None => vec![claim_class(c).unwrap_or(UNSAID).to_owned()],
+            volumes_by_claim: volumes
+                .index(|v| claim_ref(v).map(|r| claim_ref_key(r).to_string()).into_iter().collect()),
+            pending_claims: claims.index(|c| match volume_name(c) {
+                None => vec![claim_class(c).unwrap_or(NO_CLASS).to_owned()],
                 Some(_) => Vec::new(),
             }),
-            naming: claims.index(|c| volume_name(c).map(ToOwned::to_owned).into_iter().collect()),
+            claims_by_volume: claims.index(|c| volume_name(c).map(ToOwned::to_owned).into_iter().collect()),
             classes: caches.classes(),
             options: Arc::new(options),
             claims,
@@ -64,40 +57,29 @@ impl Observed {
         tokio::join!(self.claims.synced(), self.volumes.synced(), self.classes.synced(), self.pods.synced());
     }
 
-    /// The claim, and with it the volume it may take: nobody else in this process takes it meanwhile.
-    pub(super) fn claim(&self, key: &Key, queue: &Queue<Subject>) -> Option<(ClaimSeen, Option<Taken>)> {
-        let claim = self.claims.get(key)?;
+    /// Returns the snapshot of a claim. Its candidates are the volumes reserved for the claim; available volumes are
+    /// not among them, because a caller must reserve one before it may use it.
+    pub(super) fn claim(&self, claim: Arc<PersistentVolumeClaim>) -> ClaimSnapshot {
+        let key = Key::of(&claim.metadata);
         let named = volume_name(&claim).and_then(|name| self.volumes.named(name));
-        let (mut candidates, mut taken) = (Vec::new(), None);
-        let is_open = claim.metadata.annotation(annotation::BIND_COMPLETED).is_none() && volume_name(&claim).is_none();
-        if is_open {
-            candidates = self.reserved_for(key);
-            let class = claim_class(&claim).and_then(|name| self.classes.named(name));
-            // A claim that waits for its consumer takes no volume here: the scheduler chooses.
-            let chooses = !class.is_some_and(|c| claim::waits_for_consumer(&c));
-            if chooses && matching::best(&claim, &candidates, Choice::ReservedOnly).is_none() {
-                let queue = queue.clone();
-                let returned = move |v: &PersistentVolume| {
-                    queue.add_after(Subject::Class(volume_class(v).to_owned()), RETURNED);
-                };
-                if let Some((volume, hold)) = self.shelf.take(&claim, returned) {
-                    candidates.push(volume);
-                    taken = Some(hold);
-                }
-            }
-        }
-        let class = claim_class(&claim).filter(|name| !name.is_empty()).map(|name| self.classes.named(name));
-        let default_class = if claim_class(&claim).is_none() && is_open { self.default_class() } else { None };
-        let users = self.users.get(&key.to_string());
-        let waiting = users.iter().filter(|p| pod::node_name(p).is_none());
-        let mut consumers: Vec<String> = waiting.filter_map(|p| p.metadata.name.clone()).collect();
+        let needs_volume = !decide::is_bind_completed(&claim) && volume_name(&claim).is_none();
+        let candidates = if needs_volume { self.reserved_for(&key) } else { Vec::new() };
+        let default_class = if claim_class(&claim).is_none() && needs_volume { self.default_class() } else { None };
+        let users = self.pods_by_claim.get(&key.to_string());
+        let unscheduled = users.iter().filter(|p| pod::node_name(p).is_none());
+        let mut consumers: Vec<String> = unscheduled.filter_map(|p| p.metadata.name.clone()).collect();
         consumers.sort();
-        let in_use = users.iter().any(|p| pod::uses_claim(p, &claim));
+        let in_use = users.iter().any(|p| pod::uses(p, &claim));
+        ClaimSnapshot { named, candidates, default_class, consumers, in_use, ..self.claim_with_class(claim) }
+    }
+
+    /// Returns a snapshot that contains only the claim and its class.
+    fn claim_with_class(&self, claim: Arc<PersistentVolumeClaim>) -> ClaimSnapshot {
+        let class = claim_class(&claim).filter(|name| !name.is_empty()).map(|name| self.classes.named(name));
         let provisioner = class.as_ref().and_then(Option::as_ref).map(|c| c.provisioner.as_str());
         let provisioner = provisioner.map(|name| migrate::driver_of(name).unwrap_or(name));
         let provisioner_holds = provisioner.is_some_and(|name| self.options.holding_provisioners.contains(name));
-        let seen = ClaimSeen { claim, named, candidates, class, default_class, consumers, in_use, provisioner_holds };
-        Some((seen, taken))
+        ClaimSnapshot { class, provisioner_holds, ..ClaimSnapshot::minimal(claim, None) }
     }
 
     fn default_class(&self) -> Option<String> {
@@ -105,109 +87,106 @@ impl Observed {
         claim::default_class(classes.iter().map(Arc::as_ref)).and_then(|c| c.metadata.name.clone())
     }
 
-    /// The claims that name the volume, and the one it is reserved for. One that is not here yet looks for itself when it
-    /// comes.
+    /// Returns the cached claims that name the volume and the claim that the volume is reserved for. A claim that is
+    /// created later is queued by its own change.
     pub(super) fn claims_of(&self, volume: &PersistentVolume) -> impl Iterator<Item = Arc<PersistentVolumeClaim>> {
         let reserved = claim_ref(volume).and_then(|reference| self.claims.get(&claim_ref_key(reference)));
-        let naming = self.naming.get(volume.metadata.name.as_deref().unwrap_or_default());
+        let naming = self.claims_by_volume.get(volume.metadata.name.as_deref().unwrap_or_default());
         reserved.into_iter().chain(naming)
     }
 
-    /// The volumes that a change of a claim may concern: the one it points at and, once it points anywhere or is gone,
-    /// those that were made for it meanwhile.
+    /// Returns the volumes that a change of a claim may concern: the volume that the claim names and, if it names one
+    /// or is deleted, the volumes reserved for it, since the claim will not use the others.
     pub(super) fn volumes_of(
         &self,
         change: &Change<PersistentVolumeClaim>,
         key: &Key,
     ) -> impl Iterator<Item = Arc<PersistentVolume>> {
         let name = volume_name(change.object());
-        let gone = matches!(change, Change::Deleted(_));
-        let reserved = if name.is_some() || gone { self.reserved_for(key) } else { Vec::new() };
-        let pointed_at = name.and_then(|name| self.volumes.named(name));
-        pointed_at.into_iter().chain(reserved)
+        let is_deleted = matches!(change, Change::Deleted(_));
+        let reserved = if name.is_some() || is_deleted { self.reserved_for(key) } else { Vec::new() };
+        let named = name.and_then(|name| self.volumes.named(name));
+        named.into_iter().chain(reserved)
     }
 
-    /// A look at the claim after this change would come to nothing new.
-    pub(super) fn is_told(&self, change: &Change<PersistentVolumeClaim>) -> bool {
-        match change {
-            Change::Deleted(_) => true,
-            Change::Applied { old, new } => {
-                let class = || claim_class(new).and_then(|name| self.classes.named(name));
-                let asked = |old: &PersistentVolumeClaim, class: &StorageClass| {
-                    let provisioner = migrate::driver_of(&class.provisioner).unwrap_or(&class.provisioner);
-                    decide::was_just_asked(old, new, provisioner)
-                };
-                let old = old.as_ref().filter(|old| !decide::is_complete(old));
-                self.claim_rests(new) || old.is_some_and(|old| class().is_some_and(|class| asked(old, &class)))
-            }
+    /// Returns false if a reconcile of the claim after this change would write and report nothing new.
+    pub(super) fn needs_reconcile(&self, change: &Change<PersistentVolumeClaim>) -> bool {
+        let Change::Applied { old, new } = change else { return false };
+        if self.is_claim_settled(new) {
+            return false;
         }
+        // The binder reported the request when it wrote it.
+        let is_own_request =
+            |old: &Arc<PersistentVolumeClaim>| decide::is_request_written(&self.claim_with_class(old.clone()), new);
+        !old.as_ref().is_some_and(is_own_request)
     }
 
-    /// The claim has what it asked for, and a look at it would come to nothing.
-    pub(super) fn claim_rests(&self, claim: &Arc<PersistentVolumeClaim>) -> bool {
+    /// Returns true if the claim was bound and `decide` finds nothing to do for it.
+    pub(super) fn is_claim_settled(&self, claim: &Arc<PersistentVolumeClaim>) -> bool {
         let named = || volume_name(claim).and_then(|name| self.volumes.named(name));
-        decide::is_complete(claim)
-            && decide::claim(&ClaimSeen::complete(claim.clone(), named())) == ClaimDecision::Settled
+        decide::is_bind_completed(claim)
+            && decide::claim(&ClaimSnapshot::minimal(claim.clone(), named())) == ClaimBindDecision::Settled
     }
 
-    /// A look at the volume would come to nothing, or leave everything to its claim.
-    pub(super) fn volume_rests(&self, volume: &PersistentVolume) -> bool {
-        decide::volume(volume, &self.owner(volume)).is_rest()
+    /// Returns true if `decide` finds nothing to do for the volume, or leaves it to the reconcile of its claim.
+    pub(super) fn is_volume_settled(&self, volume: &PersistentVolume) -> bool {
+        decide::volume(volume, &self.referenced_claim(volume)).is_noop()
     }
 
-    /// The claim a volume is reserved for, as far as the cache shows.
-    pub(super) fn owner(&self, volume: &PersistentVolume) -> Owner {
-        let Some((key, uid)) = owner_of(volume) else { return Owner::Nobody };
-        self.claims.get(&key).filter(|claim| claim.metadata.uid() == uid).map_or(Owner::Gone, Owner::Claim)
+    /// Returns the claim that the volume's `claimRef` identifies, according to the cache.
+    pub(super) fn referenced_claim(&self, volume: &PersistentVolume) -> ReferencedClaim {
+        let Some((key, uid)) = claim_identity(volume) else { return ReferencedClaim::Unset };
+        let claim = self.claims.get(&key).filter(|claim| claim.metadata.uid() == uid);
+        claim.map_or(ReferencedClaim::Gone, ReferencedClaim::Exists)
     }
 
-    pub(super) fn reserved_for(&self, claim: &Key) -> Vec<Arc<PersistentVolume>> {
-        self.reserved.get(&claim.to_string())
+    fn reserved_for(&self, claim: &Key) -> Vec<Arc<PersistentVolume>> {
+        self.volumes_by_claim.get(&claim.to_string())
     }
 
-    /// Claims that a free volume of this class could serve.
+    /// Returns the claims without a volume that an available volume of this class could serve.
     pub(super) fn pending_of_class(&self, class: &str) -> Vec<Arc<Key>> {
-        let mut claims = self.pending.keys(class);
+        let mut claims = self.pending_claims.keys(class);
         if class.is_empty() {
-            claims.extend(self.pending.keys(UNSAID));
+            claims.extend(self.pending_claims.keys(NO_CLASS));
         }
         claims
     }
 
-    /// Claims that a new or changed class may concern.
-    pub(super) fn unbound(&self) -> Vec<Arc<PersistentVolumeClaim>> {
+    /// Returns the claims that a new or changed class may concern.
+    pub(super) fn unbound_claims(&self) -> Vec<Arc<PersistentVolumeClaim>> {
         self.claims.each().filter(|c| volume_name(c).is_none()).collect()
     }
 }
 
-/// The claims that a pod names which has not ended.
-fn naming(pod: &Pod) -> impl Iterator<Item = Key> {
+/// Returns the claims that the pod names; none if the pod has terminated.
+fn claims_of_pod(pod: &Pod) -> impl Iterator<Item = Key> {
     let claims = if pod::is_terminated(pod) { Vec::new() } else { pod::claim_volumes(pod) };
     claims.into_iter().map(|used| used.claim)
 }
 
-/// The claims that a pod without a node uses.
-pub(super) fn waiting_for(pod: &Pod) -> impl Iterator<Item = Key> {
-    naming(pod).filter(|_| pod::node_name(pod).is_none())
+/// Returns the claims that the pod names; none if the pod has a node or has terminated.
+pub(super) fn claims_of_unscheduled(pod: &Pod) -> impl Iterator<Item = Key> {
+    claims_of_pod(pod).filter(|_| pod::node_name(pod).is_none())
 }
 
-/// The claim that a volume is reserved for, and its uid; none where it is reserved by name only.
-fn owner_of(volume: &PersistentVolume) -> Option<(Key, &str)> {
+/// Returns the key and the uid in the volume's `claimRef`; `None` if there is no `claimRef` or it has no uid.
+fn claim_identity(volume: &PersistentVolume) -> Option<(Key, &str)> {
     let reference = claim_ref(volume)?;
     let uid = reference.uid.as_deref().filter(|uid| !uid.is_empty())?;
     Some((claim_ref_key(reference), uid))
 }
 
 impl Binder {
-    /// The claim a volume is reserved for. What the cache does not show is asked of the server: a volume is released,
-    /// and then deleted, on the strength of this answer.
-    pub(super) async fn owner(&self, volume: &PersistentVolume) -> Result<Owner, WriteError> {
-        let shown = self.observed.owner(volume);
-        let (Owner::Gone, Some((key, uid))) = (&shown, owner_of(volume)) else { return Ok(shown) };
-        let live = write::get_live::<PersistentVolumeClaim>(&self.context.client, &key).await?;
+    /// Returns the claim that the volume's `claimRef` identifies. If the cache does not show it, it is read live: a
+    /// volume is released, and then deleted, because this returns `Gone`.
+    pub(super) async fn live_referenced_claim(&self, volume: &PersistentVolume) -> Result<ReferencedClaim, WriteError> {
+        let cached = self.observer.referenced_claim(volume);
+        let (ReferencedClaim::Gone, Some((key, uid))) = (&cached, claim_identity(volume)) else { return Ok(cached) };
+        let live = write::live::<PersistentVolumeClaim>(&self.context.client, &key).await?;
         Ok(match live.filter(|c| c.metadata.uid() == uid) {
-            Some(claim) => Owner::Claim(Arc::new(claim)),
-            None => Owner::Gone,
+            Some(claim) => ReferencedClaim::Exists(Arc::new(claim)),
+            None => ReferencedClaim::Gone,
         })
     }
 }

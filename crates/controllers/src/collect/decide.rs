@@ -1,32 +1,35 @@
-//! May an object go, and must it? What of a namespace? Pure: owners were looked up, live where that matters.
+//! Decides whether an object without owners is deleted, and how a namespace is emptied. Pure: the caller has read the
+//! owners.
 
 use std::collections::BTreeMap;
 
-pub const ORPHAN: &str = "orphan";
-pub const FOREGROUND: &str = "foregroundDeletion";
-/// The finalizer of a namespace that stands for its content.
-pub const CONTENT: &str = "kubernetes";
+/// On an object that is being deleted: its dependents lose their owner reference first.
+pub const ORPHAN_FINALIZER: &str = "orphan";
+/// On an object that is being deleted: its blocking dependents are deleted first.
+pub const FOREGROUND_FINALIZER: &str = "foregroundDeletion";
+/// In `spec.finalizers` of a namespace: its content is deleted first.
+pub const NAMESPACE_FINALIZER: &str = "kubernetes";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Owner {
-    /// There, and not on its way out.
-    Solid,
-    /// Proved absent.
+pub enum OwnerState {
+    /// Exists, and does not wait for its dependents.
+    Exists,
+    /// Does not exist, or is in another namespace and so cannot be an owner.
     Absent,
-    /// Being deleted in the foreground: it waits for its dependents to go.
-    Waiting,
+    /// Is being deleted in the foreground, and waits until its dependents are deleted.
+    WaitingForDependents,
 }
 
-/// An object and what is around it.
+/// An object, the state of its owners and the number of its dependents.
 #[derive(Clone, Debug, Default)]
-pub struct Seen {
+pub struct ObjectSnapshot {
     pub deleting: bool,
     pub finalizers: Vec<String>,
-    /// Each owner by uid.
-    pub owners: Vec<(String, Owner)>,
+    /// The state of each owner, with its uid.
+    pub owners: Vec<(String, OwnerState)>,
     pub dependents: usize,
-    /// Dependents that do not let it go before them.
-    pub blocking: usize,
+    /// Dependents with `blockOwnerDeletion`.
+    pub blocking_dependents: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,40 +40,43 @@ pub enum Propagation {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Decision {
+pub enum ObjectDecision {
     Keep,
-    Await(&'static str),
-    /// These owners, by uid, are none any more; others are.
-    Disown(Vec<String>),
+    /// Its deletion waits for this reason.
+    Wait(&'static str),
+    /// Remove the references to these owners, by uid. The object keeps its other owners.
+    RemoveOwners(Vec<String>),
     Delete(Propagation),
-    /// Its dependents forget it, then its finalizer goes.
-    Orphan,
-    Release(&'static str),
+    /// Remove the owner reference from its dependents, then its own finalizer.
+    OrphanDependents,
+    RemoveFinalizer(&'static str),
 }
 
-pub fn object(seen: &Seen) -> Decision {
-    let has = |finalizer: &str| seen.finalizers.iter().any(|f| f == finalizer);
-    if seen.deleting {
-        return match (has(ORPHAN), has(FOREGROUND)) {
-            (true, _) => Decision::Orphan,
-            (false, true) if seen.blocking > 0 => Decision::Await("dependents that block its deletion"),
-            (false, true) => Decision::Release(FOREGROUND),
-            (false, false) => Decision::Keep,
+pub fn object(snapshot: &ObjectSnapshot) -> ObjectDecision {
+    let has = |finalizer: &str| snapshot.finalizers.iter().any(|f| f == finalizer);
+    if snapshot.deleting {
+        return match (has(ORPHAN_FINALIZER), has(FOREGROUND_FINALIZER)) {
+            (true, _) => ObjectDecision::OrphanDependents,
+            (false, true) if snapshot.blocking_dependents > 0 => {
+                ObjectDecision::Wait("dependents that block its deletion")
+            }
+            (false, true) => ObjectDecision::RemoveFinalizer(FOREGROUND_FINALIZER),
+            (false, false) => ObjectDecision::Keep,
         };
     }
-    let is = |wanted: Owner| seen.owners.iter().any(|(_, owner)| *owner == wanted);
-    if seen.owners.is_empty() || (is(Owner::Solid) && !is(Owner::Absent) && !is(Owner::Waiting)) {
-        return Decision::Keep;
+    let is_any = |state: OwnerState| snapshot.owners.iter().any(|(_, owner)| *owner == state);
+    if snapshot.owners.iter().all(|(_, owner)| *owner == OwnerState::Exists) {
+        return ObjectDecision::Keep;
     }
-    if is(Owner::Solid) {
-        let gone = seen.owners.iter().filter(|(_, owner)| *owner != Owner::Solid).map(|(uid, _)| uid.clone());
-        return Decision::Disown(gone.collect());
+    if is_any(OwnerState::Exists) {
+        let gone = snapshot.owners.iter().filter(|(_, owner)| *owner != OwnerState::Exists).map(|(uid, _)| uid.clone());
+        return ObjectDecision::RemoveOwners(gone.collect());
     }
-    // An owner that waits for us wants all of what hangs on us gone, too.
-    if is(Owner::Waiting) && seen.dependents > 0 {
-        return Decision::Delete(Propagation::Foreground);
+    // An owner in foreground deletion waits for indirect dependents too.
+    if is_any(OwnerState::WaitingForDependents) && snapshot.dependents > 0 {
+        return ObjectDecision::Delete(Propagation::Foreground);
     }
-    Decision::Delete(match (has(ORPHAN), has(FOREGROUND)) {
+    ObjectDecision::Delete(match (has(ORPHAN_FINALIZER), has(FOREGROUND_FINALIZER)) {
         (true, _) => Propagation::Orphan,
         (false, true) => Propagation::Foreground,
         (false, false) => Propagation::Background,
@@ -79,58 +85,60 @@ pub fn object(seen: &Seen) -> Decision {
 
 /// An object in a namespace that is being deleted.
 #[derive(Clone, Debug)]
-pub struct Content {
-    /// The kind's plural and group, as in `pods.` or `things.example.com`.
+pub struct NamespacedObject {
+    /// The plural and the group of the kind: `pods.` or `things.example.com`.
     pub kind: String,
     pub deleting: bool,
     pub finalizers: Vec<String>,
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct SeenNamespace {
+pub struct NamespaceSnapshot {
     pub deleting: bool,
+    /// `spec.finalizers`.
     pub finalizers: Vec<String>,
-    pub content: Vec<Content>,
+    /// The objects in the namespace; empty if the namespace is not being deleted.
+    pub content: Vec<NamespacedObject>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Namespace {
+pub enum NamespaceDecision {
     Keep,
-    /// Objects of these kinds are still to be deleted; pods come first, others may be needed by them to end.
-    Empty(Vec<String>),
-    /// What is left ends by itself.
-    Await(Vec<Condition>),
+    /// Delete all objects of these kinds. Pods are deleted first: they may need the other objects to terminate.
+    DeleteContent(Vec<String>),
+    /// Everything left is being deleted: report what the namespace waits for.
+    ReportRemaining(Vec<NamespaceCondition>),
     Finalize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Condition {
-    pub kind: &'static str,
-    pub holds: bool,
+pub struct NamespaceCondition {
+    pub type_: &'static str,
+    pub is_true: bool,
     pub reason: &'static str,
     pub message: String,
 }
 
-pub fn namespace(seen: &SeenNamespace) -> Namespace {
-    if !seen.deleting || !seen.finalizers.iter().any(|f| f == CONTENT) {
-        return Namespace::Keep;
+pub fn namespace(snapshot: &NamespaceSnapshot) -> NamespaceDecision {
+    if !snapshot.deleting || !snapshot.finalizers.iter().any(|f| f == NAMESPACE_FINALIZER) {
+        return NamespaceDecision::Keep;
     }
-    if seen.content.is_empty() {
-        return Namespace::Finalize;
+    if snapshot.content.is_empty() {
+        return NamespaceDecision::Finalize;
     }
-    let mut living: Vec<String> = seen.content.iter().filter(|c| !c.deleting).map(|c| c.kind.clone()).collect();
-    living.sort();
-    living.dedup();
-    if living.is_empty() {
-        return Namespace::Await(conditions(&seen.content));
+    let mut undeleted: Vec<String> = snapshot.content.iter().filter(|c| !c.deleting).map(|c| c.kind.clone()).collect();
+    undeleted.sort();
+    undeleted.dedup();
+    if undeleted.is_empty() {
+        return NamespaceDecision::ReportRemaining(conditions(&snapshot.content));
     }
-    match living.iter().position(|kind| kind == "pods.") {
-        Some(pods) => Namespace::Empty(vec![living.swap_remove(pods)]),
-        None => Namespace::Empty(living),
+    match undeleted.iter().position(|kind| kind == "pods.") {
+        Some(pods) => NamespaceDecision::DeleteContent(vec![undeleted.swap_remove(pods)]),
+        None => NamespaceDecision::DeleteContent(undeleted),
     }
 }
 
-fn conditions(content: &[Content]) -> Vec<Condition> {
+fn conditions(content: &[NamespacedObject]) -> Vec<NamespaceCondition> {
     let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
     let mut finalizers: BTreeMap<&str, usize> = BTreeMap::new();
     for object in content {
@@ -139,38 +147,39 @@ fn conditions(content: &[Content]) -> Vec<Condition> {
             *finalizers.entry(finalizer).or_default() += 1;
         }
     }
-    let listed = |counts: &BTreeMap<&str, usize>, word: &str| {
+    let describe = |counts: &BTreeMap<&str, usize>, word: &str| {
         counts.iter().map(|(what, n)| format!("{what} {word} {n} resource instances")).collect::<Vec<_>>().join(", ")
     };
-    let fine = |kind, reason, message: &str| Condition { kind, holds: false, reason, message: message.into() };
+    let ok =
+        |type_, reason, message: &str| NamespaceCondition { type_, is_true: false, reason, message: message.into() };
     let mut found = vec![
-        fine("NamespaceDeletionDiscoveryFailure", "ResourcesDiscovered", "All resources successfully discovered"),
-        fine(
+        ok("NamespaceDeletionDiscoveryFailure", "ResourcesDiscovered", "All resources successfully discovered"),
+        ok(
             "NamespaceDeletionGroupVersionParsingFailure",
             "ParsedGroupVersions",
             "All legacy kube types successfully parsed",
         ),
-        fine(
+        ok(
             "NamespaceDeletionContentFailure",
             "ContentDeleted",
             "All content successfully deleted, may be waiting on finalization",
         ),
-        Condition {
-            kind: "NamespaceContentRemaining",
-            holds: true,
+        NamespaceCondition {
+            type_: "NamespaceContentRemaining",
+            is_true: true,
             reason: "SomeResourcesRemain",
-            message: format!("Some resources are remaining: {}", listed(&kinds, "has")),
+            message: format!("Some resources are remaining: {}", describe(&kinds, "has")),
         },
     ];
     found.push(match finalizers.is_empty() {
         true => {
-            fine("NamespaceFinalizersRemaining", "ContentHasNoFinalizers", "All content-preserving finalizers finished")
+            ok("NamespaceFinalizersRemaining", "ContentHasNoFinalizers", "All content-preserving finalizers finished")
         }
-        false => Condition {
-            kind: "NamespaceFinalizersRemaining",
-            holds: true,
+        false => NamespaceCondition {
+            type_: "NamespaceFinalizersRemaining",
+            is_true: true,
             reason: "SomeFinalizersRemain",
-            message: format!("Some content in the namespace has finalizers remaining: {}", listed(&finalizers, "in")),
+            message: format!("Some content in the namespace has finalizers remaining: {}", describe(&finalizers, "in")),
         },
     });
     found
@@ -181,59 +190,88 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_owns_goes_and_nothing_else() {
-        use Owner::{Absent, Solid, Waiting};
-        let owners = |list: &[Owner]| list.iter().enumerate().map(|(i, o)| (i.to_string(), *o)).collect::<Vec<_>>();
-        let living = |list: &[Owner], dependents| Seen { owners: owners(list), dependents, ..Seen::default() };
-        let deleting = |finalizer: &str, blocking| Seen {
+    fn objects_without_owners_are_deleted_and_no_others() {
+        use OwnerState::{Absent, Exists, WaitingForDependents as Waiting};
+        let owners =
+            |list: &[OwnerState]| list.iter().enumerate().map(|(i, o)| (i.to_string(), *o)).collect::<Vec<_>>();
+        let existing = |list: &[OwnerState], dependents| ObjectSnapshot {
+            owners: owners(list),
+            dependents,
+            ..ObjectSnapshot::default()
+        };
+        let deleting = |finalizer: &str, blocking_dependents| ObjectSnapshot {
             deleting: true,
             finalizers: vec![finalizer.into(), "other/one".into()],
             dependents: 2,
-            blocking,
-            ..Seen::default()
+            blocking_dependents,
+            ..ObjectSnapshot::default()
         };
-        let marked = |finalizer: &str| Seen { finalizers: vec![finalizer.into()], ..living(&[Absent], 0) };
-        for (case, seen, want) in [
-            ("no owner at all", living(&[], 0), Decision::Keep),
-            ("its owner is there", living(&[Solid], 3), Decision::Keep),
-            ("its only owner is gone", living(&[Absent], 0), Decision::Delete(Propagation::Background)),
-            ("all of its owners are gone", living(&[Absent, Absent], 1), Decision::Delete(Propagation::Background)),
-            ("one of its owners is gone", living(&[Solid, Absent], 0), Decision::Disown(vec!["1".into()])),
-            ("one of its owners wants it gone", living(&[Waiting, Solid], 0), Decision::Disown(vec!["0".into()])),
-            ("its owner waits for it", living(&[Waiting], 0), Decision::Delete(Propagation::Background)),
-            ("its owner waits for all below", living(&[Waiting], 1), Decision::Delete(Propagation::Foreground)),
-            ("it was to orphan its own", marked(ORPHAN), Decision::Delete(Propagation::Orphan)),
-            ("it was to outlive its own", marked(FOREGROUND), Decision::Delete(Propagation::Foreground)),
-            ("deleted, orphaning", deleting(ORPHAN, 1), Decision::Orphan),
-            ("deleted, blocked", deleting(FOREGROUND, 1), Decision::Await("dependents that block its deletion")),
-            ("deleted, nobody blocks", deleting(FOREGROUND, 0), Decision::Release(FOREGROUND)),
-            ("deleted, somebody else's business", deleting("a/b", 1), Decision::Keep),
+        let marked = |finalizer: &str| ObjectSnapshot { finalizers: vec![finalizer.into()], ..existing(&[Absent], 0) };
+        for (case, snapshot, want) in [
+            ("no owner at all", existing(&[], 0), ObjectDecision::Keep),
+            ("its owner exists", existing(&[Exists], 3), ObjectDecision::Keep),
+            ("its only owner is absent", existing(&[Absent], 0), ObjectDecision::Delete(Propagation::Background)),
+            ("all owners are absent", existing(&[Absent, Absent], 1), ObjectDecision::Delete(Propagation::Background)),
+            ("one owner is absent", existing(&[Exists, Absent], 0), ObjectDecision::RemoveOwners(vec!["1".into()])),
+            (
+                "one owner waits for its dependents",
+                existing(&[Waiting, Exists], 0),
+                ObjectDecision::RemoveOwners(vec!["0".into()]),
+            ),
+            ("its only owner waits for it", existing(&[Waiting], 0), ObjectDecision::Delete(Propagation::Background)),
+            (
+                "its only owner waits for indirect dependents too",
+                existing(&[Waiting], 1),
+                ObjectDecision::Delete(Propagation::Foreground),
+            ),
+            ("it has the finalizer orphan", marked(ORPHAN_FINALIZER), ObjectDecision::Delete(Propagation::Orphan)),
+            (
+                "it has the finalizer foregroundDeletion",
+                marked(FOREGROUND_FINALIZER),
+                ObjectDecision::Delete(Propagation::Foreground),
+            ),
+            ("being deleted with orphaning", deleting(ORPHAN_FINALIZER, 1), ObjectDecision::OrphanDependents),
+            (
+                "being deleted, blocked by a dependent",
+                deleting(FOREGROUND_FINALIZER, 1),
+                ObjectDecision::Wait("dependents that block its deletion"),
+            ),
+            (
+                "being deleted, not blocked",
+                deleting(FOREGROUND_FINALIZER, 0),
+                ObjectDecision::RemoveFinalizer(FOREGROUND_FINALIZER),
+            ),
+            ("being deleted, with a finalizer of another controller", deleting("a/b", 1), ObjectDecision::Keep),
         ] {
-            assert_eq!(object(&seen), want, "{case}");
+            assert_eq!(object(&snapshot), want, "{case}");
         }
     }
 
     #[test]
-    fn a_namespace_goes_after_all_that_is_in_it() {
-        let content = |kind: &str, deleting| Content {
+    fn a_namespace_is_finalized_after_its_content_is_deleted() {
+        let content = |kind: &str, deleting| NamespacedObject {
             kind: kind.into(),
             deleting,
             finalizers: if deleting { vec!["a/b".into()] } else { Vec::new() },
         };
-        let seen = |content: Vec<Content>| SeenNamespace { deleting: true, finalizers: vec![CONTENT.into()], content };
-        assert_eq!(namespace(&SeenNamespace::default()), Namespace::Keep);
-        let free = SeenNamespace { finalizers: vec!["a/b".into()], ..seen(vec![]) };
-        assert_eq!(namespace(&free), Namespace::Keep, "let go already");
-        assert_eq!(namespace(&seen(vec![])), Namespace::Finalize);
-        let pods_first = seen(vec![content("configmaps.", false), content("pods.", false)]);
-        assert_eq!(namespace(&pods_first), Namespace::Empty(vec!["pods.".into()]));
-        let rest = seen(vec![content("configmaps.", false), content("pods.", true), content("configmaps.", false)]);
-        assert_eq!(namespace(&rest), Namespace::Empty(vec!["configmaps.".into()]));
-        let Namespace::Await(conditions) = namespace(&seen(vec![content("pods.", true)])) else {
-            panic!("what is left is waited for")
+        let snapshot = |content: Vec<NamespacedObject>| NamespaceSnapshot {
+            deleting: true,
+            finalizers: vec![NAMESPACE_FINALIZER.into()],
+            content,
         };
-        let holding: Vec<_> = conditions.iter().filter(|c| c.holds).collect();
+        assert_eq!(namespace(&NamespaceSnapshot::default()), NamespaceDecision::Keep);
+        let finalized = NamespaceSnapshot { finalizers: vec!["a/b".into()], ..snapshot(vec![]) };
+        assert_eq!(namespace(&finalized), NamespaceDecision::Keep, "without the finalizer");
+        assert_eq!(namespace(&snapshot(vec![])), NamespaceDecision::Finalize);
+        let pods_first = snapshot(vec![content("configmaps.", false), content("pods.", false)]);
+        assert_eq!(namespace(&pods_first), NamespaceDecision::DeleteContent(vec!["pods.".into()]));
+        let rest = snapshot(vec![content("configmaps.", false), content("pods.", true), content("configmaps.", false)]);
+        assert_eq!(namespace(&rest), NamespaceDecision::DeleteContent(vec!["configmaps.".into()]));
+        let NamespaceDecision::ReportRemaining(conditions) = namespace(&snapshot(vec![content("pods.", true)])) else {
+            panic!("the remaining objects are not reported")
+        };
+        let holding: Vec<_> = conditions.iter().filter(|c| c.is_true).collect();
         assert_eq!(holding[0].message, "Some resources are remaining: pods. has 1 resource instances");
-        assert_eq!(holding[1].kind, "NamespaceFinalizersRemaining");
+        assert_eq!(holding[1].type_, "NamespaceFinalizersRemaining");
     }
 }

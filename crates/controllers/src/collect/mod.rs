@@ -1,17 +1,20 @@
-//! Collection: what nobody owns any more is deleted, and a namespace that is deleted is emptied.
+//! The garbage collector and the namespace controller: deletes objects whose owners are gone, and empties namespaces
+//! that are being deleted.
 //!
 //! Guarantees:
-//! - an object is deleted on account of its owners only after each of them was found absent live, by uid;
-//! - an owner deleted in the foreground goes after every dependent that blocks it, one deleted as an orphaner after no
-//!   dependent names it any more;
-//! - a namespace goes after everything in it, whatever kinds there are: they come from discovery, and a kind that is
-//!   defined later is watched from then on.
+//! - an object is deleted because of its owners only if the graph or a live read has shown, by uid, that each of them
+//!   is absent or waits for its dependents;
+//! - an owner that is deleted in the foreground is removed after every dependent that blocks it, and one that is
+//!   deleted with orphaning after no dependent refers to it;
+//! - a namespace is removed after everything in it. The kinds come from discovery; a kind that is defined later is
+//!   watched from then on.
 //!
-//! Every step is a write that can be repeated: there is nothing to lose between two of them. Waiting ends with an event:
-//! a change of an object wakes its owners, its dependents and, when it goes, its namespace.
+//! There is no crash point: every step is one write that can be repeated. Waiting ends with an event: a change of an
+//! object queues its owners and its dependents, and its deletion queues its namespace.
 
 mod act;
 pub mod decide;
+mod memory;
 mod observe;
 mod uid;
 
@@ -25,16 +28,20 @@ use tracing::{debug, warn};
 
 use crate::Context;
 use act::CollectError;
-use observe::{Graph, Node};
+use decide::{NamespaceDecision, ObjectDecision};
+use memory::OwnershipGraph;
 use uid::Uid;
 
-const AT_ONCE: usize = 16;
-const RETRY: Duration = Duration::from_secs(1);
-/// When an object is looked at again one of whose owners no watch has shown.
-const UNHEARD: Duration = Duration::from_secs(10);
+const MAX_CONCURRENT_COLLECTIONS: usize = 16;
+const DISCOVERY_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
+/// The delay until an object is checked again if the graph does not contain one of its owners. Such an owner may be
+/// deleted while its watch restarts; then no event for it ever arrives.
+const UNKNOWN_OWNER_RECHECK_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The key of one unit of work.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Subject {
+enum CollectionKey {
     Object(Uid),
     Namespace(String),
 }
@@ -42,43 +49,44 @@ enum Subject {
 #[derive(Clone)]
 struct Collector {
     context: Context,
-    graph: Arc<Graph>,
+    graph: Arc<OwnershipGraph>,
 }
 
 /// Runs until `stop`.
 pub async fn run(context: Context, stop: CancellationToken) {
     let queue = Queue::new(Backoff::default());
-    let graph = Arc::new(Graph::new(queue.clone()));
-    let stale = Arc::new(Notify::new());
-    let followed = follow_kinds(context.clone(), graph.clone(), stale.clone(), stop.clone());
+    let graph = Arc::new(OwnershipGraph::new(queue.clone()));
+    let discovering = follow_discovery(context.clone(), graph.clone(), stop.clone());
     let collector = Collector { context, graph: graph.clone() };
-    let collected = async {
-        // Whether a dependent blocks its owner is known only once everything was listed.
+    let collecting = async {
+        // Whether a dependent blocks its owner is known only after every kind was listed.
         tokio::select! {
             () = stop.cancelled() => return,
             () = graph.synced() => {}
         }
-        work("collect", queue, AT_ONCE, stop.clone(), move |subject| collector.clone().reconcile(subject)).await;
+        work("collect", queue, MAX_CONCURRENT_COLLECTIONS, stop.clone(), move |key| collector.clone().reconcile(key))
+            .await;
     };
-    tokio::join!(followed, collected);
+    tokio::join!(discovering, collecting);
 }
 
-/// Watches every kind that discovery shows, and looks again whenever a definition changed.
-async fn follow_kinds(context: Context, graph: Arc<Graph>, stale: Arc<Notify>, stop: CancellationToken) {
-    stale.notify_one();
+/// Watches every kind that discovery shows, and repeats the discovery whenever a CustomResourceDefinition changes.
+async fn follow_discovery(context: Context, graph: Arc<OwnershipGraph>, stop: CancellationToken) {
+    let rediscover = Arc::new(Notify::new());
+    rediscover.notify_one();
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            () = stale.notified() => {}
+            () = rediscover.notified() => {}
         }
-        match observe::kinds(context.client.kube()).await {
-            Ok(kinds) => graph.follow(context.client.kube(), kinds, &stale, &stop),
+        match observe::discover_kinds(context.client.kube()).await {
+            Ok(kinds) => observe::watch_kinds(&graph, context.client.kube(), kinds, &rediscover, &stop),
             Err(error) => {
-                warn!(%error, "discovery failed; it is tried again");
-                let stale = stale.clone();
+                warn!(%error, retry_in = ?DISCOVERY_RETRY_INTERVAL, "discovery failed");
+                let rediscover = rediscover.clone();
                 tokio::spawn(async move {
-                    tokio::time::sleep(RETRY).await;
-                    stale.notify_one();
+                    tokio::time::sleep(DISCOVERY_RETRY_INTERVAL).await;
+                    rediscover.notify_one();
                 });
             }
         }
@@ -86,49 +94,46 @@ async fn follow_kinds(context: Context, graph: Arc<Graph>, stale: Arc<Notify>, s
 }
 
 impl Collector {
-    async fn reconcile(self, subject: Subject) -> Result<Outcome, CollectError> {
-        match subject {
-            Subject::Object(uid) => {
-                self.object(&uid).await?;
-                // An owner that only the server knows may come and go while its watch starts over, unheard.
-                let is_heard = self.graph.get(&uid).is_none_or(|node| self.knows_owners(&node));
-                return Ok(if is_heard { Outcome::Done } else { Outcome::RequeueAfter(UNHEARD) });
+    async fn reconcile(self, key: CollectionKey) -> Result<Outcome, CollectError> {
+        match key {
+            CollectionKey::Object(uid) => {
+                self.reconcile_object(&uid).await?;
+                let knows_owners = self.graph.get(&uid).is_none_or(|object| self.graph.contains_owners_of(&object));
+                return Ok(match knows_owners {
+                    true => Outcome::Done,
+                    false => Outcome::Again(UNKNOWN_OWNER_RECHECK_INTERVAL),
+                });
             }
-            Subject::Namespace(name) => self.namespace(&name).await?,
+            CollectionKey::Namespace(name) => self.reconcile_namespace(&name).await?,
         }
         Ok(Outcome::Done)
     }
 
-    fn knows_owners(&self, node: &Node) -> bool {
-        node.owners.iter().all(|owner| self.graph.get(&Uid::of(&owner.uid)).is_some())
-    }
-
-    async fn object(&self, uid: &Uid) -> Result<(), CollectError> {
-        let Some(node) = self.graph.get(uid) else { return Ok(()) };
-        let owners = self.owners(&node).await?;
+    async fn reconcile_object(&self, uid: &Uid) -> Result<(), CollectError> {
+        let Some(object) = self.graph.get(uid) else { return Ok(()) };
+        let owners = self.owners(&object).await?;
         let dependents = self.graph.dependents(uid);
-        let seen = node.seen(owners, &dependents);
-        match decide::object(&seen) {
-            decide::Decision::Keep => Ok(()),
-            decide::Decision::Await(why) => {
-                debug!(object = %node.key, kind = node.kind.resource.kind, why, "stays for now");
+        match decide::object(&object.snapshot(owners, &dependents)) {
+            ObjectDecision::Keep => Ok(()),
+            ObjectDecision::Wait(reason) => {
+                debug!(object = %object.key, kind = object.kind.resource.kind, reason, "deletion of object waits");
                 Ok(())
             }
-            decide::Decision::Disown(owners) => self.disown(&node, &owners).await,
-            decide::Decision::Delete(how) => self.delete(&node, how).await,
-            decide::Decision::Orphan => self.orphan(&node, &dependents).await,
-            decide::Decision::Release(finalizer) => self.release(&node, finalizer).await,
+            ObjectDecision::RemoveOwners(owners) => self.remove_owners(&object, &owners).await,
+            ObjectDecision::Delete(propagation) => self.delete(&object, propagation).await,
+            ObjectDecision::OrphanDependents => self.orphan_dependents(&object, &dependents).await,
+            ObjectDecision::RemoveFinalizer(finalizer) => self.remove_finalizer(&object, finalizer).await,
         }
     }
 
-    async fn namespace(&self, name: &str) -> Result<(), CollectError> {
+    async fn reconcile_namespace(&self, name: &str) -> Result<(), CollectError> {
         loop {
-            let Some(seen) = self.content(name).await? else { return Ok(()) };
-            match decide::namespace(&seen) {
-                decide::Namespace::Keep => return Ok(()),
-                decide::Namespace::Empty(kinds) => self.empty(name, &kinds).await?,
-                decide::Namespace::Await(conditions) => return self.report(name, &conditions).await,
-                decide::Namespace::Finalize => return self.finalize(name).await,
+            let Some(snapshot) = self.live_namespace(name).await? else { return Ok(()) };
+            match decide::namespace(&snapshot) {
+                NamespaceDecision::Keep => return Ok(()),
+                NamespaceDecision::DeleteContent(kinds) => self.delete_content(name, &kinds).await?,
+                NamespaceDecision::ReportRemaining(conditions) => return self.report(name, &conditions).await,
+                NamespaceDecision::Finalize => return self.finalize(name).await,
             }
         }
     }

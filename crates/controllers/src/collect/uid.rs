@@ -1,34 +1,34 @@
-//! An object's uid in little room: there is one for each object of the cluster, and nearly all are UUIDs.
+//! The compact form of an object's uid. The graph stores one for each object of the cluster, and nearly all are UUIDs.
 
 use std::fmt::{self, Debug, Display, Formatter};
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) enum Uid {
     Uuid([u8; 16]),
-    /// Whatever else somebody wrote into a reference.
+    /// Any other text: clients may write anything into an owner reference.
     Other(Box<str>),
 }
 
-/// Where the dashes are.
-const DASHES: [usize; 4] = [8, 13, 18, 23];
-const LENGTH: usize = 36;
+const DASH_POSITIONS: [usize; 4] = [8, 13, 18, 23];
+const UUID_CHARS: usize = 36;
 
 impl Uid {
-    pub(super) fn of(text: &str) -> Self {
-        uuid(text.as_bytes()).map_or_else(|| Self::Other(text.into()), Self::Uuid)
+    pub(super) fn parse(text: &str) -> Self {
+        parse_uuid(text.as_bytes()).map_or_else(|| Self::Other(text.into()), Self::Uuid)
     }
 }
 
-/// Only in the form in which it is shown again.
-fn uuid(text: &[u8]) -> Option<[u8; 16]> {
-    if text.len() != LENGTH || DASHES.iter().any(|at| text[*at] != b'-') {
+/// Parses only the form that `Display` prints: lower case with dashes. Other spellings must stay distinguishable.
+fn parse_uuid(text: &[u8]) -> Option<[u8; 16]> {
+    if text.len() != UUID_CHARS || DASH_POSITIONS.iter().any(|at| text[*at] != b'-') {
         return None;
     }
-    let mut digits = text.iter().enumerate().filter(|(at, _)| !DASHES.contains(at)).map(|(_, digit)| match digit {
-        b'0'..=b'9' => Some(digit - b'0'),
-        b'a'..=b'f' => Some(digit - b'a' + 10),
-        _ => None,
-    });
+    let mut digits =
+        text.iter().enumerate().filter(|(at, _)| !DASH_POSITIONS.contains(at)).map(|(_, digit)| match digit {
+            b'0'..=b'9' => Some(digit - b'0'),
+            b'a'..=b'f' => Some(digit - b'a' + 10),
+            _ => None,
+        });
     let mut bytes = [0; 16];
     for byte in &mut bytes {
         *byte = digits.next()?? << 4 | digits.next()??;
@@ -62,8 +62,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_uid_is_shown_as_it_was_written() {
-        for (text, short) in [
+    fn a_uid_is_displayed_as_it_was_written() {
+        for (text, is_uuid) in [
             ("0f8fad5b-d9cb-469f-a165-70867728950e", true),
             ("00000000-0000-0000-0000-000000000000", true),
             ("0F8FAD5B-D9CB-469F-A165-70867728950E", false),
@@ -72,10 +72,10 @@ mod tests {
             ("uid-of-a-test", false),
             ("", false),
         ] {
-            let uid = Uid::of(text);
+            let uid = Uid::parse(text);
             assert_eq!(uid.to_string(), text);
-            assert_eq!(matches!(uid, Uid::Uuid(_)), short, "{text}");
-            assert_eq!(uid, Uid::of(text));
+            assert_eq!(matches!(uid, Uid::Uuid(_)), is_uuid, "{text}");
+            assert_eq!(uid, Uid::parse(text));
         }
     }
 }

@@ -1,30 +1,32 @@
-//! Makes the claim, or says on the pod why it cannot be this one.
+//! Creates the claim, or reports on the pod why it cannot be used.
 
 use cleat_api::key::Key;
 use cleat_runtime::write::{self, WriteError};
 use k8s_openapi::api::core::v1::Pod;
 use tracing::info;
 
-use super::Maker;
-use super::decide::Decision;
+use super::EphemeralClaimCreator;
+use super::decide::EphemeralClaimDecision;
 
-impl Maker {
-    pub(super) async fn settle(&self, pod: &Pod, decision: Decision) -> Result<(), WriteError> {
+impl EphemeralClaimCreator {
+    pub(super) async fn apply(&self, pod: &Pod, decision: EphemeralClaimDecision) -> Result<(), WriteError> {
         match decision {
-            Decision::Create { volume, claim } => match write::create(&self.context.client, claim.as_ref()).await {
-                Ok(made) => {
-                    info!(claim = %Key::of(&made.metadata), "claim made for an ephemeral volume");
-                    self.context.caches.claims().observe_write(made);
-                    Ok(())
+            EphemeralClaimDecision::Create { volume, claim } => {
+                match write::create(&self.context.client, claim.as_ref()).await {
+                    Ok(created) => {
+                        info!(claim = %Key::of(&created.metadata), "claim created for an ephemeral volume");
+                        self.observer.claims.observe_write(created);
+                        Ok(())
+                    }
+                    // The watch delivers the existing claim and queues the pod again.
+                    Err(error) if error.already_exists() => Ok(()),
+                    Err(error) => {
+                        self.recorder.warning(pod, "FailedBinding", format!("ephemeral volume {volume}: {error}"));
+                        Err(error)
+                    }
                 }
-                // The watch brings it, and wakes the pod again.
-                Err(error) if error.already_exists() => Ok(()),
-                Err(error) => {
-                    self.recorder.warning(pod, "FailedBinding", format!("ephemeral volume {volume}: {error}"));
-                    Err(error)
-                }
-            },
-            Decision::Refuse { volume, claim } => {
+            }
+            EphemeralClaimDecision::Refuse { volume, claim } => {
                 let name = Key::of(&pod.metadata);
                 let message =
                     format!("ephemeral volume {volume}: PVC {claim} was not created for pod {name} (pod is not owner)");

@@ -1,104 +1,79 @@
-//! Puts the protection finalizers on and takes them off.
-
-use std::time::Duration;
+//! Adds and removes the protection finalizers, and writes the claim condition `Unused`.
 
 use cleat_api::condition;
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::well_known::finalizer;
-use cleat_runtime::Outcome;
+use cleat_api::keys::finalizer;
 use cleat_runtime::write::{self, Part, WriteError};
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tracing::{debug, info};
 
 use super::Protector;
-use super::decide::{self, Decision};
-
-/// When a claim is looked at again that is used by a pod the cache does not show.
-const UNHEARD: Duration = Duration::from_secs(10);
+use super::decide::ProtectionDecision;
 
 impl Protector {
-    pub(super) async fn settle_claim(
+    pub(super) async fn apply_to_claim(
         &self,
         claim: &PersistentVolumeClaim,
-        decision: Decision,
-    ) -> Result<Outcome, WriteError> {
-        let finalizers = match decision {
-            Decision::Settled => return Ok(Outcome::Done),
-            Decision::Keep(pod) => {
-                debug!(pod, "claim is in use and stays");
-                return Ok(Outcome::Done);
-            }
-            Decision::Protect => claim.metadata.finalizers_with(finalizer::PVC_PROTECTION),
-            Decision::LetGo => {
-                // The cache may not know yet of a pod that was scheduled a moment ago.
-                let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
-                let pods: Vec<Pod> = write::list_live(&self.context.client, Some(namespace)).await?;
-                if let Some(pod) = decide::user(claim, &pods) {
-                    // Its end may never be heard of, if it comes and goes while the watch starts over.
-                    debug!(pod, "claim is in use after all and stays");
-                    return Ok(Outcome::RequeueAfter(UNHEARD));
-                }
-                info!(claim = %Key::of(&claim.metadata), "unused claim let go");
-                claim.metadata.finalizers_without(finalizer::PVC_PROTECTION)
-            }
+        decision: ProtectionDecision,
+    ) -> Result<(), WriteError> {
+        let Some(finalizers) = new_finalizers(&claim.metadata, finalizer::PVC_PROTECTION, decision) else {
+            return Ok(());
         };
         let written = write::set_finalizers(&self.context.client, claim, &finalizers).await;
-        written.map(drop).or_else(WriteError::ignore_not_found)?;
-        Ok(Outcome::Done)
+        written.map(drop).or_else(WriteError::absent_is_fine)
     }
 
-    /// Says on the claim whether pods use it.
-    pub(super) async fn tell(&self, claim: &PersistentVolumeClaim, in_use: bool) -> Result<(), WriteError> {
-        let told = condition::with_unused_condition(claim.clone(), in_use, self.context.clock.time());
-        match write::replace(&self.context.client, Part::Status, &told).await {
-            Ok(written) => {
-                self.observed.claims.observe_write(written);
-                Ok(())
-            }
-            Err(error) => error.ignore_not_found(),
-        }
-    }
-
-    pub(super) async fn settle_volume(&self, volume: &PersistentVolume, decision: Decision) -> Result<(), WriteError> {
-        let finalizers = match decision {
-            Decision::Settled => return Ok(()),
-            Decision::Keep(claim) => {
-                debug!(claim, "volume is bound and stays");
-                return Ok(());
-            }
-            Decision::Protect => volume.metadata.finalizers_with(finalizer::PV_PROTECTION),
-            Decision::LetGo => volume.metadata.finalizers_without(finalizer::PV_PROTECTION),
+    pub(super) async fn apply_to_volume(
+        &self,
+        volume: &PersistentVolume,
+        decision: ProtectionDecision,
+    ) -> Result<(), WriteError> {
+        let Some(finalizers) = new_finalizers(&volume.metadata, finalizer::PV_PROTECTION, decision) else {
+            return Ok(());
         };
         let written = write::set_finalizers(&self.context.client, volume, &finalizers).await;
-        written.map(drop).or_else(WriteError::ignore_not_found)
+        written.map(drop).or_else(WriteError::absent_is_fine)
     }
 
-    pub(super) async fn settle_attributes(
+    pub(super) async fn apply_to_attributes_class(
         &self,
         class: &VolumeAttributesClass,
-        decision: Decision,
+        decision: ProtectionDecision,
     ) -> Result<(), WriteError> {
-        let finalizers = match decision {
-            Decision::Settled => return Ok(()),
-            Decision::Keep(user) => {
-                debug!(user, "class of attributes is in use and stays");
-                return Ok(());
-            }
-            Decision::Protect => class.metadata.finalizers_with(finalizer::VAC_PROTECTION),
-            Decision::LetGo => {
-                let claims: Vec<PersistentVolumeClaim> = write::list_all_namespaces(&self.context.client).await?;
-                let volumes: Vec<PersistentVolume> = write::list_live(&self.context.client, None).await?;
-                let name = class.metadata.name.as_deref().unwrap_or_default();
-                if let Some(user) = decide::attributes_user(name, &claims, &volumes) {
-                    debug!(user, "class of attributes is in use after all and stays");
-                    return Ok(());
-                }
-                info!(class = name, "unused class of attributes let go");
-                class.metadata.finalizers_without(finalizer::VAC_PROTECTION)
-            }
+        let Some(finalizers) = new_finalizers(&class.metadata, finalizer::VAC_PROTECTION, decision) else {
+            return Ok(());
         };
         let written = write::set_finalizers(&self.context.client, class, &finalizers).await;
-        written.map(drop).or_else(WriteError::ignore_not_found)
+        written.map(drop).or_else(WriteError::absent_is_fine)
+    }
+
+    /// Writes the claim's condition `Unused`.
+    pub(super) async fn report_usage(&self, claim: &PersistentVolumeClaim, in_use: bool) -> Result<(), WriteError> {
+        let reported = condition::with_usage(claim.clone(), in_use, self.context.clock.time());
+        match write::replace(&self.context.client, Part::Status, &reported).await {
+            Ok(written) => {
+                self.observer.claims.observe_write(written);
+                Ok(())
+            }
+            Err(error) => error.absent_is_fine(),
+        }
+    }
+}
+
+/// Returns the finalizers to write; `None` if the decision needs no write.
+fn new_finalizers(meta: &ObjectMeta, finalizer: &str, decision: ProtectionDecision) -> Option<Vec<String>> {
+    match decision {
+        ProtectionDecision::Settled => None,
+        ProtectionDecision::Keep(user) => {
+            debug!(object = %Key::of(meta), finalizer, user, "object is in use, its deletion waits");
+            None
+        }
+        ProtectionDecision::AddFinalizer => Some(meta.finalizers_with(finalizer)),
+        ProtectionDecision::RemoveFinalizer => {
+            info!(object = %Key::of(meta), finalizer, "object is unused, protection ends");
+            Some(meta.finalizers_without(finalizer))
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! A binder or a provisioner with a cache of its own, working on several keys at a time, one write after the other.
+//! A binder or a provisioner with its own caches. It works on up to three keys at a time, one write per step.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use cleat_api::claim::{claim_class, claim_ref, claim_ref_key, volume_class, volu
 use cleat_api::key::Meta as _;
 use cleat_api::well_known::finalizer;
 use cleat_api::names;
-use cleat_controllers::bind::decide::{self as bind, Owner};
+use cleat_controllers::bind::decide::{self as bind, ReferencedClaim};
 use cleat_controllers::bind::edit;
 use cleat_sidecars::provision::decide::volume::{self as reclaim, VolumeDecision, VolumeSeen};
 use cleat_sidecars::provision::decide::{self as provision, Abilities, Choices, Fetched, Plan, record};
@@ -23,41 +23,41 @@ pub(crate) enum Role {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Subject {
+enum ActorKey {
     Claim(String),
-    /// A claim that may be gone, of which a call is in doubt.
+    /// A claim by its uid, which may be deleted, whose CreateVolume call is uncertain.
     Uid(String),
     Volume(String),
 }
 
-/// What is left to do for one key.
+/// The remaining steps for one key.
 #[derive(Debug)]
 struct Task {
-    subject: Subject,
+    key: ActorKey,
     claim: Option<PersistentVolumeClaim>,
     volume: Option<PersistentVolume>,
-    todo: Vec<Step>,
+    steps: Vec<Step>,
     failed: bool,
-    /// The first two steps may come in either order, and one does not wait for the other's success.
-    together: bool,
+    /// The first two steps may run in either order, and each runs even if the other fails.
+    concurrent_writes: bool,
 }
 
 #[derive(Debug)]
 enum Step {
-    Reserve(bind::Reserve),
+    ReserveVolume(bind::ChosenBy),
     MarkVolume(&'static str),
-    Point(bind::Point),
+    PointClaim(bind::ChosenBy),
     MarkClaim,
-    Pend,
-    Lose,
-    Ask { provisioner: String, hold: bool },
-    Free(bind::Unbind),
-    Hold,
-    Create(Arc<Plan>),
-    Record(Arc<Plan>),
-    LetGo,
+    SetPending,
+    SetLost,
+    RequestProvisioning { provisioner: String, hold: bool },
+    Unbind(bind::ClaimRefRemoval),
+    HoldClaim,
+    CreateVolume(Arc<Plan>),
+    RecordVolume(Arc<Plan>),
+    ReleaseClaim,
     HoldVolume,
-    Destroy,
+    DeleteVolume,
     DeleteRecord,
     ReleaseVolume,
 }
@@ -66,12 +66,13 @@ pub(crate) struct Actor {
     role: Role,
     claims: BTreeMap<String, PersistentVolumeClaim>,
     volumes: BTreeMap<String, PersistentVolume>,
-    heard_claims: usize,
-    heard_volumes: usize,
-    wakes: BTreeSet<Subject>,
+    claim_log_position: usize,
+    volume_log_position: usize,
+    wakeups: BTreeSet<ActorKey>,
     tasks: Vec<Task>,
-    /// The provisioner's memory.
+    /// The provisioner's uncertain calls, by the claim's uid.
     pending: HashMap<String, (PersistentVolumeClaim, Arc<Plan>)>,
+    /// Uids of the claims that a previous process of the provisioner held.
     inherited: HashSet<String>,
 }
 
@@ -81,91 +82,92 @@ impl Actor {
             role,
             claims: BTreeMap::new(),
             volumes: BTreeMap::new(),
-            heard_claims: 0,
-            heard_volumes: 0,
-            wakes: BTreeSet::new(),
+            claim_log_position: 0,
+            volume_log_position: 0,
+            wakeups: BTreeSet::new(),
             tasks: Vec::new(),
             pending: HashMap::new(),
             inherited: HashSet::new(),
         }
     }
 
-    pub(crate) fn busy(&self) -> String {
-        format!("{:?}: {:?} {:?}", self.role, self.wakes, self.tasks)
+    pub(crate) fn pending_work(&self) -> String {
+        format!("{:?}: {:?} {:?}", self.role, self.wakeups, self.tasks)
     }
 
     pub(crate) fn is_busy(&self, server: &Server) -> bool {
-        let unheard = self.heard_claims < server.claim_log.len() || self.heard_volumes < server.volume_log.len();
-        unheard || !self.wakes.is_empty() || !self.tasks.is_empty()
+        let has_unread =
+            self.claim_log_position < server.claim_log.len() || self.volume_log_position < server.volume_log.len();
+        has_unread || !self.wakeups.is_empty() || !self.tasks.is_empty()
     }
 
-    /// Some of what happened arrives: of claims, of volumes, or of both.
-    pub(crate) fn hear(&mut self, server: &Server, how: usize) {
-        let all = how == usize::MAX;
-        let events = if all { usize::MAX } else { how / 4 % 4 + 1 };
-        if all || !how.is_multiple_of(3) {
-            let upto = server.claim_log.len().min(self.heard_claims.saturating_add(events));
-            for event in &server.claim_log[self.heard_claims..upto] {
-                self.learn(event.clone());
+    /// Delivers up to four events of claims, of volumes, or of both; all events for `usize::MAX`.
+    pub(crate) fn receive_events(&mut self, server: &Server, choice: usize) {
+        let all = choice == usize::MAX;
+        let events = if all { usize::MAX } else { choice / 4 % 4 + 1 };
+        if all || !choice.is_multiple_of(3) {
+            let end = server.claim_log.len().min(self.claim_log_position.saturating_add(events));
+            for event in &server.claim_log[self.claim_log_position..end] {
+                self.apply_event(event.clone());
             }
-            self.heard_claims = upto;
+            self.claim_log_position = end;
         }
-        if all || how % 3 != 1 {
-            let upto = server.volume_log.len().min(self.heard_volumes.saturating_add(events));
-            for event in &server.volume_log[self.heard_volumes..upto] {
-                self.learn(event.clone());
+        if all || choice % 3 != 1 {
+            let end = server.volume_log.len().min(self.volume_log_position.saturating_add(events));
+            for event in &server.volume_log[self.volume_log_position..end] {
+                self.apply_event(event.clone());
             }
-            self.heard_volumes = upto;
+            self.volume_log_position = end;
         }
     }
 
-    pub(crate) fn forget_a_wake_up(&mut self, which: usize) {
-        let at = which % self.wakes.len().max(1);
-        if let Some(subject) = self.wakes.iter().nth(at).cloned() {
-            self.wakes.remove(&subject);
+    pub(crate) fn lose_wakeup(&mut self, which: usize) {
+        let at = which % self.wakeups.len().max(1);
+        if let Some(key) = self.wakeups.iter().nth(at).cloned() {
+            self.wakeups.remove(&key);
         }
     }
 
-    pub(crate) fn wake_twice(&mut self, which: usize) {
+    pub(crate) fn repeat_wakeup(&mut self, which: usize) {
         let keys: Vec<_> = self
             .claims
             .keys()
             .cloned()
-            .map(Subject::Claim)
-            .chain(self.volumes.keys().cloned().map(Subject::Volume))
+            .map(ActorKey::Claim)
+            .chain(self.volumes.keys().cloned().map(ActorKey::Volume))
             .collect();
         if !keys.is_empty() {
-            self.wakes.insert(keys[which % keys.len()].clone());
+            self.wakeups.insert(keys[which % keys.len()].clone());
         }
     }
 
-    /// The process ends wherever it was, and another begins.
-    pub(crate) fn die(&mut self, server: &Server) {
+    /// Replaces the process by a new one. Unfinished tasks and caches are lost.
+    pub(crate) fn restart(&mut self, server: &Server) {
         *self = Self::new(self.role);
-        self.look_at_everything(server);
+        self.relist(server);
         let held = self.claims.values().filter(|c| c.metadata.has_finalizer(finalizer::PROVISIONING));
         self.inherited = held.map(|c| c.metadata.uid().to_owned()).collect();
     }
 
-    /// A list of everything, as after a broken watch.
-    pub(crate) fn look_at_everything(&mut self, server: &Server) {
+    /// Replaces the caches by a complete list, as after a broken watch, and wakes every key.
+    pub(crate) fn relist(&mut self, server: &Server) {
         self.claims = server.claims.clone();
         self.volumes = server.volumes.clone();
-        (self.heard_claims, self.heard_volumes) = (server.claim_log.len(), server.volume_log.len());
-        self.wakes.extend(self.claims.keys().cloned().map(Subject::Claim));
-        self.wakes.extend(self.volumes.keys().cloned().map(Subject::Volume));
-        self.wakes.extend(self.pending.keys().cloned().map(Subject::Uid));
+        (self.claim_log_position, self.volume_log_position) = (server.claim_log.len(), server.volume_log.len());
+        self.wakeups.extend(self.claims.keys().cloned().map(ActorKey::Claim));
+        self.wakeups.extend(self.volumes.keys().cloned().map(ActorKey::Volume));
+        self.wakeups.extend(self.pending.keys().cloned().map(ActorKey::Uid));
     }
 
-    /// One write of one task, or the beginning of another.
+    /// Starts a task, or executes one step of a running task.
     pub(crate) fn act(&mut self, server: &mut Server, choice: usize) {
-        let startable = self.tasks.len() < 3 && !self.wakes.is_empty();
-        if self.tasks.is_empty() || (startable && choice.is_multiple_of(2)) {
-            let free: Vec<_> =
-                self.wakes.iter().filter(|s| self.tasks.iter().all(|t| t.subject != **s)).cloned().collect();
-            if let Some(subject) = free.get(choice / 2 % free.len().max(1)).cloned() {
-                self.wakes.remove(&subject);
-                if let Some(task) = self.begin(&subject, server) {
+        let can_start = self.tasks.len() < 3 && !self.wakeups.is_empty();
+        if self.tasks.is_empty() || (can_start && choice.is_multiple_of(2)) {
+            let idle: Vec<_> =
+                self.wakeups.iter().filter(|s| self.tasks.iter().all(|t| t.key != **s)).cloned().collect();
+            if let Some(key) = idle.get(choice / 2 % idle.len().max(1)).cloned() {
+                self.wakeups.remove(&key);
+                if let Some(task) = self.start_task(&key, server) {
                     self.tasks.push(task);
                 }
                 return;
@@ -176,46 +178,47 @@ impl Actor {
         }
         let at = choice / 2 % self.tasks.len();
         let mut task = self.tasks.remove(at);
-        let both = task.together && matches!(&task.todo[..], [Step::MarkVolume(_), Step::Point(_), ..]);
-        let first = usize::from(both && choice % 4 > 1);
-        let step = task.todo.remove(first);
+        let is_pair =
+            task.concurrent_writes && matches!(&task.steps[..], [Step::MarkVolume(_), Step::PointClaim(_), ..]);
+        let first = usize::from(is_pair && choice % 4 > 1);
+        let step = task.steps.remove(first);
         if self.execute(&mut task, step, server).is_err() {
             task.failed = true;
-            if !both {
-                task.todo.clear();
+            if !is_pair {
+                task.steps.clear();
             } else {
-                task.todo.truncate(1);
+                task.steps.truncate(1);
             }
         } else if task.failed {
-            task.todo.clear();
+            task.steps.clear();
         }
-        if task.todo.is_empty() {
+        if task.steps.is_empty() {
             if task.failed {
-                self.wakes.insert(task.subject);
+                self.wakeups.insert(task.key);
             }
         } else {
             self.tasks.push(task);
         }
     }
 
-    fn begin(&mut self, subject: &Subject, server: &Server) -> Option<Task> {
-        let mut task = match (self.role, subject) {
-            (Role::Binder, Subject::Claim(name)) => self.bind_claim(name, server),
-            (Role::Binder, Subject::Volume(name)) => self.bind_volume(name, server),
-            (Role::Provisioner, Subject::Claim(name)) => {
+    fn start_task(&mut self, key: &ActorKey, server: &Server) -> Option<Task> {
+        let mut task = match (self.role, key) {
+            (Role::Binder, ActorKey::Claim(name)) => self.bind_claim(name, server),
+            (Role::Binder, ActorKey::Volume(name)) => self.bind_volume(name, server),
+            (Role::Provisioner, ActorKey::Claim(name)) => {
                 let claim = self.claims.get(name)?.clone();
                 self.provision_claim(claim)
             }
-            (Role::Provisioner, Subject::Uid(uid)) => {
+            (Role::Provisioner, ActorKey::Uid(uid)) => {
                 let remembered = self.pending.get(uid)?.0.clone();
                 let now = self.claims.values().find(|c| c.metadata.uid() == uid).cloned();
                 self.provision_claim(now.unwrap_or(remembered))
             }
-            (Role::Provisioner, Subject::Volume(name)) => self.reclaim(name),
-            (Role::Binder, Subject::Uid(_)) => None,
+            (Role::Provisioner, ActorKey::Volume(name)) => self.reclaim(name),
+            (Role::Binder, ActorKey::Uid(_)) => None,
         }?;
-        task.subject = subject.clone();
-        (!task.todo.is_empty()).then_some(task)
+        task.key = key.clone();
+        (!task.steps.is_empty()).then_some(task)
     }
 
     fn bind_claim(&self, name: &str, server: &Server) -> Option<Task> {
@@ -224,7 +227,7 @@ impl Actor {
             Some("dynamic") => Some(Some(Arc::new(build::class("dynamic", build::DRIVER)))),
             _ => Some(None),
         };
-        let seen = bind::ClaimSeen {
+        let snapshot = bind::ClaimSnapshot {
             named: volume_name(&claim).and_then(|v| self.volumes.get(v)).cloned().map(Arc::new),
             candidates: self.volumes.values().cloned().map(Arc::new).collect(),
             class,
@@ -235,63 +238,64 @@ impl Actor {
             claim: claim.clone(),
         };
         let mut task = Task::of(Some(claim.as_ref().clone()), None);
-        let mut decision = bind::claim(&seen);
-        if let (bind::ClaimDecision::Lose(_), Some(name)) = (&decision, volume_name(&claim)) {
+        let mut decision = bind::claim(&snapshot);
+        if let (bind::ClaimBindDecision::Lose(_), Some(name)) = (&decision, volume_name(&claim)) {
             let named = server.volumes.get(name).cloned().map(Arc::new);
-            decision = bind::claim(&bind::ClaimSeen { named, ..seen });
+            decision = bind::claim(&bind::ClaimSnapshot { named, ..snapshot });
         }
         match decision {
-            bind::ClaimDecision::Settled => {}
-            bind::ClaimDecision::Wait(_) => {
+            bind::ClaimBindDecision::Settled => {}
+            bind::ClaimBindDecision::Wait(_) => {
                 if cleat_api::claim::claim_phase(&claim) != "Pending" {
-                    task.todo.push(Step::Pend);
+                    task.steps.push(Step::SetPending);
                 }
             }
-            bind::ClaimDecision::AssignClass(_) => unreachable!("every claim has a class"),
-            bind::ClaimDecision::HandOver(_) => unreachable!("no plugin here has moved"),
-            bind::ClaimDecision::RequestProvisioning { provisioner, annotate, hold } => {
+            bind::ClaimBindDecision::AssignClass(_) => unreachable!("every claim has a class"),
+            bind::ClaimBindDecision::UpdateMigration(_) => unreachable!("no plugin is migrated"),
+            bind::ClaimBindDecision::RequestProvisioning { provisioner, annotate, hold } => {
                 if annotate {
-                    task.todo.push(Step::Ask { provisioner, hold });
+                    task.steps.push(Step::RequestProvisioning { provisioner, hold });
                 }
             }
-            bind::ClaimDecision::Bind(binding) => {
-                task.volume = Some(binding.volume.as_ref().clone());
-                task.todo.extend(binding.reserve.map(Step::Reserve));
-                task.together = binding.together;
-                if binding.mark_volume {
-                    task.todo.push(Step::MarkVolume("Bound"));
+            bind::ClaimBindDecision::Bind(plan) => {
+                task.volume = Some(plan.volume.as_ref().clone());
+                task.steps.extend(plan.reserve_volume.map(Step::ReserveVolume));
+                task.concurrent_writes = plan.concurrent_writes;
+                if plan.mark_volume {
+                    task.steps.push(Step::MarkVolume("Bound"));
                 }
-                task.todo.extend(binding.point_claim.map(Step::Point));
-                if binding.mark_claim {
-                    task.todo.push(Step::MarkClaim);
+                task.steps.extend(plan.point_claim.map(Step::PointClaim));
+                if plan.mark_claim {
+                    task.steps.push(Step::MarkClaim);
                 }
             }
-            bind::ClaimDecision::Lose(_) => task.todo.push(Step::Lose),
+            bind::ClaimBindDecision::Lose(_) => task.steps.push(Step::SetLost),
         }
         Some(task)
     }
 
     fn bind_volume(&self, name: &str, server: &Server) -> Option<Task> {
         let volume = self.volumes.get(name)?.clone();
-        let owner = match claim_ref(&volume) {
+        let referenced = match claim_ref(&volume) {
             Some(reference) if reference.uid.as_deref().is_some_and(|uid| !uid.is_empty()) => {
                 let (key, uid) = (claim_ref_key(reference).name, reference.uid.clone().unwrap_or_default());
-                let ours = |c: &&PersistentVolumeClaim| c.metadata.uid() == uid;
-                let found = self.claims.get(&key).filter(ours).or_else(|| server.claims.get(&key).filter(ours));
-                found.map_or(Owner::Gone, |claim| Owner::Claim(Arc::new(claim.clone())))
+                let has_uid = |c: &&PersistentVolumeClaim| c.metadata.uid() == uid;
+                let found = self.claims.get(&key).filter(has_uid).or_else(|| server.claims.get(&key).filter(has_uid));
+                found.map_or(ReferencedClaim::Gone, |claim| ReferencedClaim::Exists(Arc::new(claim.clone())))
             }
-            _ => Owner::Nobody,
+            _ => ReferencedClaim::Unset,
         };
         let mut task = Task::of(None, Some(volume.clone()));
-        match bind::volume(&volume, &owner) {
-            bind::VolumeDecision::Settled | bind::VolumeDecision::LeaveToClaim | bind::VolumeDecision::WrongMode(_) => {
+        match bind::volume(&volume, &referenced) {
+            bind::VolumeBindDecision::Settled
+            | bind::VolumeBindDecision::LeaveToClaim
+            | bind::VolumeBindDecision::WrongMode(_) => {}
+            bind::VolumeBindDecision::SetPhase(phase) => task.steps.push(Step::MarkVolume(phase)),
+            bind::VolumeBindDecision::Unbind(removal) => {
+                task.steps.extend([Step::Unbind(removal), Step::MarkVolume("Available")])
             }
-            bind::VolumeDecision::SetPhase(phase) => task.todo.push(Step::MarkVolume(phase)),
-            bind::VolumeDecision::Unbind(unbind) => {
-                task.todo.extend([Step::Free(unbind), Step::MarkVolume("Available")])
-            }
-            bind::VolumeDecision::HandOver(_) => unreachable!("no plugin here has moved"),
-            bind::VolumeDecision::Fail(failure) => panic!("nobody can reclaim {name}: {failure:?}"),
+            bind::VolumeBindDecision::UpdateMigration(_) => unreachable!("no plugin is migrated"),
+            bind::VolumeBindDecision::Fail(failure) => panic!("{name} cannot be reclaimed: {failure:?}"),
         }
         Some(task)
     }
@@ -308,14 +312,14 @@ impl Actor {
             inherited: self.inherited.contains(&uid),
             source: provision::Source::Nothing,
         };
-        let there = self.claims.values().any(|c| c.metadata.uid() == uid);
-        let held = there && claim.metadata.has_finalizer(finalizer::PROVISIONING);
+        let exists = self.claims.values().any(|c| c.metadata.uid() == uid);
+        let is_held = exists && claim.metadata.has_finalizer(finalizer::PROVISIONING);
         let mut task = Task::of(Some(claim), None);
         let call = |task: &mut Task, plan: Arc<Plan>| {
-            if there && !held {
-                task.todo.push(Step::Hold);
+            if exists && !is_held {
+                task.steps.push(Step::HoldClaim);
             }
-            task.todo.extend([Step::Create(plan.clone()), Step::Record(plan)]);
+            task.steps.extend([Step::CreateVolume(plan.clone()), Step::RecordVolume(plan)]);
         };
         match provision::claim(&seen, &able(), &Choices::default()) {
             provision::ClaimDecision::Nothing => {
@@ -324,11 +328,11 @@ impl Actor {
             }
             provision::ClaimDecision::Wait(_) | provision::ClaimDecision::Refuse(_) => {}
             provision::ClaimDecision::Compete => unreachable!("one provisioner serves all nodes"),
-            provision::ClaimDecision::LetGo => task.todo.push(Step::LetGo),
+            provision::ClaimDecision::LetGo => task.steps.push(Step::ReleaseClaim),
             provision::ClaimDecision::Repeat(plan) => call(&mut task, plan),
             provision::ClaimDecision::Provision(outline) => {
                 let plan = outline.complete(&seen, Fetched::default(), &able(), &Choices::default());
-                call(&mut task, Arc::new(plan.expect("nothing is in the way")));
+                call(&mut task, Arc::new(plan.expect("the plan is complete")));
             }
         }
         Some(task)
@@ -347,10 +351,10 @@ impl Actor {
         let mut task = Task::of(None, Some(volume));
         match reclaim::volume(&seen) {
             VolumeDecision::Nothing | VolumeDecision::WaitForDetach(_) | VolumeDecision::Refuse(_) => {}
-            VolumeDecision::Hold => task.todo.push(Step::HoldVolume),
-            VolumeDecision::Release => task.todo.push(Step::ReleaseVolume),
+            VolumeDecision::Hold => task.steps.push(Step::HoldVolume),
+            VolumeDecision::Release => task.steps.push(Step::ReleaseVolume),
             VolumeDecision::Delete { .. } => {
-                task.todo.extend([Step::Destroy, Step::DeleteRecord, Step::ReleaseVolume]);
+                task.steps.extend([Step::DeleteVolume, Step::DeleteRecord, Step::ReleaseVolume]);
             }
         }
         Some(task)
@@ -360,62 +364,69 @@ impl Actor {
         let claim = || task.claim.clone().ok_or(Refused);
         let volume = || task.volume.clone().ok_or(Refused);
         match step {
-            Step::Reserve(reserve) => {
+            Step::ReserveVolume(chosen_by) => {
                 task.volume =
-                    Some(self.put_volume(server, Part::Whole, edit::reserved(volume()?, &claim()?, reserve))?)
+                    Some(self.put_volume(server, Part::Whole, edit::with_claim_ref(volume()?, &claim()?, chosen_by))?)
             }
             Step::MarkVolume(phase) => {
-                task.volume = Some(self.put_volume(server, Part::Status, edit::in_phase(volume()?, phase, None))?)
+                task.volume = Some(self.put_volume(server, Part::Status, edit::with_phase(volume()?, phase, None))?)
             }
-            Step::Free(unbind) => {
-                task.volume = Some(self.put_volume(server, Part::Whole, edit::freed(volume()?, unbind))?)
+            Step::Unbind(removal) => {
+                task.volume = Some(self.put_volume(server, Part::Whole, edit::without_claim_ref(volume()?, removal))?)
             }
-            Step::Point(point) => {
+            Step::PointClaim(chosen_by) => {
                 let name = volume()?.metadata.name.unwrap();
-                task.claim = Some(self.put_claim(server, Part::Whole, edit::pointed(claim()?, &name, point))?);
+                task.claim =
+                    Some(self.put_claim(server, Part::Whole, edit::with_volume_name(claim()?, &name, chosen_by))?);
             }
             Step::MarkClaim => {
-                task.claim = Some(self.put_claim(server, Part::Status, edit::bound(claim()?, &volume()?))?)
+                task.claim =
+                    Some(self.put_claim(server, Part::Status, edit::with_bound_status(claim()?, &volume()?))?)
             }
-            Step::Pend => task.claim = Some(self.put_claim(server, Part::Status, edit::pending(claim()?))?),
-            Step::Lose => task.claim = Some(self.put_claim(server, Part::Status, edit::lost(claim()?))?),
-            Step::Ask { provisioner, hold } => {
-                task.claim = Some(self.put_claim(server, Part::Whole, edit::asked(claim()?, &provisioner, hold))?);
+            Step::SetPending => {
+                task.claim = Some(self.put_claim(server, Part::Status, edit::with_pending_status(claim()?))?)
             }
-            Step::Hold => {
+            Step::SetLost => {
+                task.claim = Some(self.put_claim(server, Part::Status, edit::with_lost_status(claim()?))?)
+            }
+            Step::RequestProvisioning { provisioner, hold } => {
+                task.claim =
+                    Some(self.put_claim(server, Part::Whole, edit::with_provisioner(claim()?, &provisioner, hold))?);
+            }
+            Step::HoldClaim => {
                 let mut held = claim()?;
                 held.metadata.finalizers = Some(held.metadata.finalizers_with(finalizer::PROVISIONING));
                 task.claim = Some(self.put_claim(server, Part::Whole, held)?);
             }
-            Step::Create(plan) => {
+            Step::CreateVolume(plan) => {
                 let claim = claim()?;
                 self.pending.insert(claim.metadata.uid().to_owned(), (claim, plan.clone()));
                 server.backend.insert(plan.request.name.clone());
             }
-            Step::Record(plan) => {
+            Step::RecordVolume(plan) => {
                 let claim = claim()?;
-                let made = cleat_csi::v1::Volume { volume_id: plan.request.name.clone(), ..Default::default() };
+                let created = cleat_csi::v1::Volume { volume_id: plan.request.name.clone(), ..Default::default() };
                 let record =
-                    record::record(&claim, &plan, build::DRIVER, "model", made).expect("no plugin here has moved");
+                    record::record(&claim, &plan, build::DRIVER, "model", created).expect("no plugin is migrated");
                 if let Some(written) = server.create_volume(record) {
-                    self.learn(Event::Volume(written));
+                    self.apply_event(Event::Volume(written));
                 }
                 self.pending.remove(claim.metadata.uid());
                 self.inherited.remove(claim.metadata.uid());
                 let now = self.claims.values().find(|c| c.metadata.uid() == claim.metadata.uid()).cloned();
                 if let Some(now) = now.filter(|c| {
-                    let over = c.metadata.is_deleting() || volume_name(c).is_some();
-                    over && c.metadata.has_finalizer(finalizer::PROVISIONING)
+                    let is_finished = c.metadata.is_deleting() || volume_name(c).is_some();
+                    is_finished && c.metadata.has_finalizer(finalizer::PROVISIONING)
                 }) {
                     task.claim = Some(now);
-                    task.todo.push(Step::LetGo);
+                    task.steps.push(Step::ReleaseClaim);
                 }
             }
-            Step::LetGo => {
+            Step::ReleaseClaim => {
                 let mut free = claim()?;
                 free.metadata.finalizers = Some(free.metadata.finalizers_without(finalizer::PROVISIONING));
-                let gone = !server.claims.values().any(|c| c.metadata.uid() == free.metadata.uid());
-                if !gone {
+                let exists = server.claims.values().any(|c| c.metadata.uid() == free.metadata.uid());
+                if exists {
                     self.put_claim(server, Part::Whole, free.clone())?;
                 }
                 self.pending.remove(free.metadata.uid());
@@ -426,7 +437,7 @@ impl Actor {
                 held.metadata.finalizers = Some(held.metadata.finalizers_with(finalizer::PROVISIONER));
                 task.volume = Some(self.put_volume(server, Part::Whole, held)?);
             }
-            Step::Destroy => {
+            Step::DeleteVolume => {
                 let handle = volume()?.spec.and_then(|s| s.csi).unwrap().volume_handle;
                 server.backend.remove(&handle);
             }
@@ -452,7 +463,7 @@ impl Actor {
     ) -> Result<PersistentVolumeClaim, Refused> {
         let written = server.write_claim(part, &claim)?;
         if server.claims.contains_key(written.metadata.name.as_ref().unwrap()) {
-            self.learn(Event::Claim(written.clone()));
+            self.apply_event(Event::Claim(written.clone()));
         }
         Ok(written)
     }
@@ -465,39 +476,40 @@ impl Actor {
     ) -> Result<PersistentVolume, Refused> {
         let written = server.write_volume(part, &volume)?;
         if server.volumes.contains_key(written.metadata.name.as_ref().unwrap()) {
-            self.learn(Event::Volume(written.clone()));
+            self.apply_event(Event::Volume(written.clone()));
         }
         Ok(written)
     }
 
-    /// Takes an event or the reply to a write into the cache, unless something newer is there, and wakes whom it concerns.
-    fn learn(&mut self, event: Event) {
-        let newer = |old: Option<u64>, new: u64| old.is_none_or(|old| old < new);
+    /// Applies an event, or the reply to a write, to the cache unless the cache is newer. Wakes the keys that it
+    /// concerns.
+    fn apply_event(&mut self, event: Event) {
+        let is_newer = |old: Option<u64>, new: u64| old.is_none_or(|old| old < new);
         match event {
             Event::Claim(claim) => {
                 let name = claim.metadata.name.clone().unwrap();
-                if newer(self.claims.get(&name).map(|c| c.metadata.revision()), claim.metadata.revision()) {
+                if is_newer(self.claims.get(&name).map(|c| c.metadata.revision()), claim.metadata.revision()) {
                     self.wake_for_claim(&claim, false);
                     self.claims.insert(name, claim);
                 }
             }
             Event::ClaimGone(claim) => {
                 let name = claim.metadata.name.clone().unwrap();
-                if newer(self.claims.get(&name).map(|c| c.metadata.revision()), claim.metadata.revision()) {
+                if is_newer(self.claims.get(&name).map(|c| c.metadata.revision()), claim.metadata.revision()) {
                     self.wake_for_claim(&claim, true);
                     self.claims.remove(&name);
                 }
             }
             Event::Volume(volume) => {
                 let name = volume.metadata.name.clone().unwrap();
-                if newer(self.volumes.get(&name).map(|v| v.metadata.revision()), volume.metadata.revision()) {
+                if is_newer(self.volumes.get(&name).map(|v| v.metadata.revision()), volume.metadata.revision()) {
                     self.volumes.insert(name, volume.clone());
                     self.wake_for_volume(&volume);
                 }
             }
             Event::VolumeGone(volume) => {
                 let name = volume.metadata.name.clone().unwrap();
-                if newer(self.volumes.get(&name).map(|v| v.metadata.revision()), volume.metadata.revision()) {
+                if is_newer(self.volumes.get(&name).map(|v| v.metadata.revision()), volume.metadata.revision()) {
                     self.volumes.remove(&name);
                     self.wake_for_volume(&volume);
                 }
@@ -505,52 +517,52 @@ impl Actor {
         }
     }
 
-    fn wake_for_claim(&mut self, claim: &PersistentVolumeClaim, gone: bool) {
+    fn wake_for_claim(&mut self, claim: &PersistentVolumeClaim, is_deleted: bool) {
         let name = claim.metadata.name.clone().unwrap();
-        if !gone {
-            self.wakes.insert(Subject::Claim(name.clone()));
+        if !is_deleted {
+            self.wakeups.insert(ActorKey::Claim(name.clone()));
         }
         if self.pending.contains_key(claim.metadata.uid()) {
-            self.wakes.insert(Subject::Uid(claim.metadata.uid().to_owned()));
+            self.wakeups.insert(ActorKey::Uid(claim.metadata.uid().to_owned()));
         }
         if let Some(volume) = volume_name(claim) {
-            self.wakes.insert(Subject::Volume(volume.to_owned()));
+            self.wakeups.insert(ActorKey::Volume(volume.to_owned()));
         }
-        if gone || volume_name(claim).is_some() {
+        if is_deleted || volume_name(claim).is_some() {
             let reserved =
                 self.volumes.values().filter(|v| claim_ref(v).is_some_and(|r| claim_ref_key(r).name == name));
-            self.wakes.extend(reserved.map(|v| Subject::Volume(v.metadata.name.clone().unwrap())));
+            self.wakeups.extend(reserved.map(|v| ActorKey::Volume(v.metadata.name.clone().unwrap())));
         }
     }
 
     fn wake_for_volume(&mut self, volume: &PersistentVolume) {
         let name = volume.metadata.name.clone().unwrap();
         let naming = self.claims.values().filter(|c| volume_name(c) == Some(&name));
-        self.wakes.extend(naming.map(|c| Subject::Claim(c.metadata.name.clone().unwrap())));
+        self.wakeups.extend(naming.map(|c| ActorKey::Claim(c.metadata.name.clone().unwrap())));
         match claim_ref(volume) {
             Some(reference) => {
-                self.wakes.insert(Subject::Claim(claim_ref_key(reference).name));
+                self.wakeups.insert(ActorKey::Claim(claim_ref_key(reference).name));
             }
             None => {
                 let class = volume_class(volume);
                 let waiting =
                     self.claims.values().filter(|c| claim_class(c) == Some(class) && volume_name(c).is_none());
-                self.wakes.extend(waiting.map(|c| Subject::Claim(c.metadata.name.clone().unwrap())));
+                self.wakeups.extend(waiting.map(|c| ActorKey::Claim(c.metadata.name.clone().unwrap())));
             }
         }
-        self.wakes.insert(Subject::Volume(name));
+        self.wakeups.insert(ActorKey::Volume(name));
     }
 }
 
 impl Task {
     fn of(claim: Option<PersistentVolumeClaim>, volume: Option<PersistentVolume>) -> Self {
         Self {
-            subject: Subject::Volume(String::new()),
+            key: ActorKey::Volume(String::new()),
             claim,
             volume,
-            todo: Vec::new(),
+            steps: Vec::new(),
             failed: false,
-            together: false,
+            concurrent_writes: false,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The server, the driver and the user of the model, and what must hold.
+//! The simulation: one server, the actors, a user, and the invariants.
 
 mod actor;
 mod server;
@@ -15,36 +15,37 @@ use server::Server;
 const CLAIMS: [&str; 3] = ["a", "b", "c"];
 const VOLUMES: [&str; 3] = ["x", "y", "z"];
 
-pub(crate) struct World {
+pub(crate) struct Simulation {
     server: Server,
     actors: Vec<Actor>,
 }
 
-impl World {
+impl Simulation {
     pub(crate) fn new() -> Self {
         let actors = vec![Actor::new(Role::Binder), Actor::new(Role::Binder), Actor::new(Role::Provisioner)];
         Self { server: Server::default(), actors }
     }
 
-    /// One thing happens: somebody acts, hears, forgets or dies.
+    /// Executes one random step: a user request, a delivery of events, a lost or repeated wake-up, a restart, or a
+    /// write.
     pub(crate) fn step(&mut self, choice: u16) {
-        let (what, which) = (choice % 32, usize::from(choice / 32));
-        let who = which % self.actors.len();
-        let detail = which / self.actors.len();
-        match what {
-            0..=3 => self.user(detail),
-            4..=11 => self.actors[who].hear(&self.server, detail),
-            12 => self.actors[who].forget_a_wake_up(detail),
-            13 => self.actors[who].wake_twice(detail),
-            14 if detail.is_multiple_of(4) => self.actors[who].die(&self.server),
-            _ => self.actors[who].act(&mut self.server, detail),
+        let (step, rest) = (choice % 32, usize::from(choice / 32));
+        let actor = rest % self.actors.len();
+        let detail = rest / self.actors.len();
+        match step {
+            0..=3 => self.user_request(detail),
+            4..=11 => self.actors[actor].receive_events(&self.server, detail),
+            12 => self.actors[actor].lose_wakeup(detail),
+            13 => self.actors[actor].repeat_wakeup(detail),
+            14 if detail.is_multiple_of(4) => self.actors[actor].restart(&self.server),
+            _ => self.actors[actor].act(&mut self.server, detail),
         }
     }
 
-    fn user(&mut self, choice: usize) {
+    fn user_request(&mut self, choice: usize) {
         let name = |names: &[&str]| names[choice / 8 % names.len()].to_owned();
         match choice % 8 {
-            // One claim in three is for volumes that exist, one is for the provisioner, one names its volume.
+            // Claims for existing volumes, claims for the provisioner, and claims that name their volume.
             0..=3 => {
                 let class = if choice.is_multiple_of(2) { "static" } else { "dynamic" };
                 let mut claim = build::claim("ns", &name(&CLAIMS), Some(class), "1Gi");
@@ -57,7 +58,7 @@ impl World {
                 let mut volume = build::volume(&name(&VOLUMES), "static", "2Gi");
                 volume.spec.as_mut().unwrap().persistent_volume_reclaim_policy = Some("Retain".to_owned());
                 if choice % 8 == 5 && (choice / 24).is_multiple_of(3) {
-                    // Set aside for a claim, by its name.
+                    // Reserved for a claim by its name, without a uid.
                     let mut reference = build::reference(&build::claim("ns", CLAIMS[choice / 72 % 3], None, "1Gi"));
                     reference.uid = None;
                     reference.resource_version = None;
@@ -71,20 +72,21 @@ impl World {
         }
     }
 
-    /// Nobody dies or forgets any more, and everybody hears everything.
-    pub(crate) fn come_to_rest(&mut self) {
+    /// Relists every actor and runs, without restarts and lost wake-ups, until no actor has work. Panics after 20,000
+    /// rounds.
+    pub(crate) fn run_until_idle(&mut self) {
         for actor in &mut self.actors {
-            actor.look_at_everything(&self.server);
+            actor.relist(&self.server);
         }
         for round in 0.. {
             assert!(
                 round < 20_000,
-                "they never come to rest: {:?}",
-                self.actors.iter().map(Actor::busy).collect::<Vec<_>>()
+                "the actors never become idle: {:?}",
+                self.actors.iter().map(Actor::pending_work).collect::<Vec<_>>()
             );
             let mut busy = false;
             for actor in &mut self.actors {
-                actor.hear(&self.server, usize::MAX);
+                actor.receive_events(&self.server, usize::MAX);
                 actor.act(&mut self.server, round);
                 busy |= actor.is_busy(&self.server);
             }
@@ -94,34 +96,38 @@ impl World {
         }
     }
 
-    /// Holds after every single write.
-    pub(crate) fn check_always(&self) {
+    /// Checks the invariants that hold after every write.
+    pub(crate) fn check_invariants(&self) {
         let mut bound: BTreeMap<&str, &str> = BTreeMap::new();
         for (name, claim) in &self.server.claims {
-            // Volumes go only where nothing is bound to them: a claim that lost its volume was bound too early.
+            // Bound volumes are protected from deletion: a claim that is Lost was bound before its volume was Bound.
             assert_ne!(claim_phase(claim), "Lost", "{name}");
             if claim_phase(claim) != "Bound" {
                 continue;
             }
-            let volume = volume_name(claim).expect("a Bound claim points at a volume");
+            let volume = volume_name(claim).expect("a Bound claim names a volume");
             if let Some(other) = bound.insert(volume, name) {
                 panic!("{volume} is bound to {other} and to {name}");
             }
-            let there =
+            let existing =
                 self.server.volumes.get(volume).unwrap_or_else(|| panic!("{name} is Bound to {volume}, which is gone"));
-            let reserved = claim::claim_ref(there).and_then(|r| r.uid.as_deref());
-            assert_eq!(reserved, Some(claim.metadata.uid()), "{name} is Bound to {volume}, which is not its own");
+            let reserved = claim::claim_ref(existing).and_then(|r| r.uid.as_deref());
+            assert_eq!(
+                reserved,
+                Some(claim.metadata.uid()),
+                "{name} is Bound to {volume}, which is not reserved for it"
+            );
         }
     }
 
-    /// Holds when nobody has anything left to do.
-    pub(crate) fn check_at_rest(&self) {
-        self.check_always();
+    /// Checks the invariants that hold when no actor has work.
+    pub(crate) fn check_idle_invariants(&self) {
+        self.check_invariants();
         let server = &self.server;
         for (name, volume) in &server.volumes {
             let owner = claim::claim_ref(volume).and_then(|r| r.uid.as_deref()).filter(|uid| !uid.is_empty());
-            let alive = owner.and_then(|uid| server.claims.values().find(|c| c.metadata.uid() == uid));
-            let want = match (owner, alive) {
+            let existing = owner.and_then(|uid| server.claims.values().find(|c| c.metadata.uid() == uid));
+            let want = match (owner, existing) {
                 (None, _) => "Available",
                 (Some(_), Some(claim)) => {
                     assert_eq!(
@@ -135,31 +141,32 @@ impl World {
                 (Some(_), None) => "Released",
             };
             assert_eq!(volume_phase(volume), want, "{name}");
-            let made = name.starts_with("pvc-");
-            assert!(!(made && want == "Released"), "{name} is released and nobody deletes it");
+            let is_provisioned = name.starts_with("pvc-");
+            assert!(!(is_provisioned && want == "Released"), "{name} is released and not deleted");
         }
         for (name, claim) in &server.claims {
-            assert!(!claim.metadata.is_deleting(), "{name} does not go");
+            assert!(!claim.metadata.is_deleting(), "{name} is not deleted");
             assert!(
                 claim.metadata.finalizers.iter().flatten().all(|f| f != "cleat.dev/provisioning"),
-                "{name} is held though nothing is in the making"
+                "{name} has the finalizer though no volume is being created"
             );
-            let dynamic = claim::claim_class(claim) == Some("dynamic");
-            if dynamic && volume_name(claim).is_none() {
-                panic!("{name} is served by a provisioner and has no volume");
+            let is_dynamic = claim::claim_class(claim) == Some("dynamic");
+            if is_dynamic && volume_name(claim).is_none() {
+                panic!("{name} has a provisioner and no volume");
             }
-            let free = server.volumes.values().any(|v| volume_phase(v) == "Available" && claim::claim_ref(v).is_none());
-            let waits = claim_phase(claim) == "Pending" && volume_name(claim).is_none();
-            assert!(!(waits && free && !dynamic), "{name} waits though a volume is free");
+            let has_available =
+                server.volumes.values().any(|v| volume_phase(v) == "Available" && claim::claim_ref(v).is_none());
+            let is_waiting = claim_phase(claim) == "Pending" && volume_name(claim).is_none();
+            assert!(!(is_waiting && has_available && !is_dynamic), "{name} waits though a volume is available");
         }
         let recorded = server.volumes.keys().filter(|name| name.starts_with("pvc-")).cloned();
         assert_eq!(
             server.backend.iter().cloned().collect::<Vec<_>>(),
             recorded.collect::<Vec<_>>(),
-            "what the driver has, and what is recorded"
+            "volumes of the driver, and recorded volumes"
         );
-        let living = server.claims.values().map(|c| names::provisioned_volume(c.metadata.uid()));
-        let living: Vec<_> = living.collect();
-        assert!(server.backend.iter().all(|name| living.contains(name)), "a volume of nobody is left");
+        let expected = server.claims.values().map(|c| names::provisioned_volume(c.metadata.uid()));
+        let expected: Vec<_> = expected.collect();
+        assert!(server.backend.iter().all(|name| expected.contains(name)), "a volume without a claim is left");
     }
 }

@@ -1,4 +1,4 @@
-//! Objects with revisions, and a log of what happened to them.
+//! The model of the API server: objects with revisions, and an event log for each kind.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,7 @@ pub(crate) enum Part {
     Status,
 }
 
-/// Somebody else wrote first, or it is gone.
+/// The write was refused: the revision has changed, the object is gone, or the change is not allowed.
 #[derive(Debug)]
 pub(crate) struct Refused;
 
@@ -30,17 +30,17 @@ pub(crate) struct Refused;
 pub(crate) struct Server {
     pub(crate) claims: BTreeMap<String, PersistentVolumeClaim>,
     pub(crate) volumes: BTreeMap<String, PersistentVolume>,
-    /// Claims and volumes have a log each: the two are heard at different speeds.
+    /// Claims and volumes have separate logs, because their watches have different delays.
     pub(crate) claim_log: Vec<Event>,
     pub(crate) volume_log: Vec<Event>,
-    /// What the driver has.
+    /// The names of the volumes that the driver has created.
     pub(crate) backend: BTreeSet<String>,
     revision: u64,
     uids: u64,
 }
 
 impl Server {
-    fn next(&mut self) -> Option<String> {
+    fn next_revision(&mut self) -> Option<String> {
         self.revision += 1;
         Some(self.revision.to_string())
     }
@@ -52,12 +52,12 @@ impl Server {
         }
         self.uids += 1;
         claim.metadata.uid = Some(format!("uid-{name}-{}", self.uids));
-        claim.metadata.resource_version = self.next();
+        claim.metadata.resource_version = self.next_revision();
         self.claim_log.push(Event::Claim(claim.clone()));
         self.claims.insert(name, claim);
     }
 
-    /// True if it is there now, whoever made it.
+    /// Returns the new volume; `None` if a volume of this name exists.
     pub(crate) fn create_volume(&mut self, mut volume: PersistentVolume) -> Option<PersistentVolume> {
         let name = volume.metadata.name.clone().unwrap();
         if self.volumes.contains_key(&name) {
@@ -65,7 +65,7 @@ impl Server {
         }
         self.uids += 1;
         volume.metadata.uid = Some(format!("uid-{name}-{}", self.uids));
-        volume.metadata.resource_version = self.next();
+        volume.metadata.resource_version = self.next_revision();
         volume.status.get_or_insert_default().phase = Some("Pending".to_owned());
         self.volume_log.push(Event::Volume(volume.clone()));
         self.volumes.insert(name, volume.clone());
@@ -93,8 +93,8 @@ impl Server {
         if old.metadata.resource_version != new.metadata.resource_version || old.metadata.uid != new.metadata.uid {
             return Err(Refused);
         }
-        let adds = new.metadata.finalizers.iter().flatten().any(|f| !old.metadata.has_finalizer(f));
-        if part == Part::Whole && old.metadata.is_deleting() && adds {
+        let adds_finalizer = new.metadata.finalizers.iter().flatten().any(|f| !old.metadata.has_finalizer(f));
+        if part == Part::Whole && old.metadata.is_deleting() && adds_finalizer {
             return Err(Refused);
         }
         let mut stored = old.clone();
@@ -104,7 +104,7 @@ impl Server {
                 stored.metadata = new.metadata.clone();
                 stored.metadata.deletion_timestamp = old.metadata.deletion_timestamp.clone();
                 stored.spec = new.spec.clone();
-                // The server's rule: a claim is pointed at a volume once.
+                // As in the real server, `volumeName` cannot be changed once it is set.
                 if claim::volume_name(old).is_some() && claim::volume_name(old) != claim::volume_name(&stored) {
                     return Err(Refused);
                 }
@@ -131,10 +131,10 @@ impl Server {
     }
 
     fn store_claim(&mut self, mut claim: PersistentVolumeClaim) -> PersistentVolumeClaim {
-        claim.metadata.resource_version = self.next();
+        claim.metadata.resource_version = self.next_revision();
         let name = claim.metadata.name.clone().unwrap();
-        let held = claim.metadata.finalizers.iter().flatten().next().is_some();
-        if claim.metadata.is_deleting() && !held {
+        let is_held = claim.metadata.finalizers.iter().flatten().next().is_some();
+        if claim.metadata.is_deleting() && !is_held {
             self.claims.remove(&name);
             self.claim_log.push(Event::ClaimGone(claim.clone()));
         } else {
@@ -144,12 +144,12 @@ impl Server {
         claim
     }
 
-    /// A bound volume is protected; the protector's own writes are left out of the model.
+    /// A Bound volume is not removed. This stands for the protection finalizer, whose writes are not modelled.
     fn store_volume(&mut self, mut volume: PersistentVolume) -> PersistentVolume {
-        volume.metadata.resource_version = self.next();
+        volume.metadata.resource_version = self.next_revision();
         let name = volume.metadata.name.clone().unwrap();
-        let held = volume.metadata.finalizers.iter().flatten().next().is_some() || volume_phase(&volume) == "Bound";
-        if volume.metadata.is_deleting() && !held {
+        let is_held = volume.metadata.finalizers.iter().flatten().next().is_some() || volume_phase(&volume) == "Bound";
+        if volume.metadata.is_deleting() && !is_held {
             self.volumes.remove(&name);
             self.volume_log.push(Event::VolumeGone(volume.clone()));
         } else {

@@ -59,7 +59,7 @@ impl Rig {
             caches: caches.clone(),
             clock: Arc::new(SystemClock),
         };
-        let binder = bind::Options { holding_provisioners: [DRIVER.to_owned()].into() };
+        let binder = bind::BindOptions { holding_provisioners: [DRIVER.to_owned()].into() };
         tokio::spawn(bind::run(context("system:cleat:binder"), binder, stop.clone()));
         tokio::spawn(protect::run(context("system:cleat:protector"), stop.clone()));
         Self { client: server.client("system:admin"), stop, server, dir }
