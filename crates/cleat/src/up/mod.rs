@@ -41,7 +41,7 @@ pub struct Config {
     /// Where FlexVolume drivers lie, if not in the data directory.
     pub flex_drivers: Option<PathBuf>,
     /// What becomes of volumes on nodes that say nothing any more.
-    pub attach: attach::Policy,
+    pub attach: attach::DetachPolicy,
     /// The `cleat` binary, which is also the driver.
     pub program: PathBuf,
     /// How much the drivers log, where that differs from what the environment says.
@@ -69,7 +69,7 @@ impl Config {
             audit_log: None,
             encryption_key: None,
             flex_drivers: None,
-            attach: attach::Policy::default(),
+            attach: attach::DetachPolicy::default(),
             program: program.into(),
             driver_log: Some("error"),
             without: Vec::new(),
@@ -95,8 +95,8 @@ pub async fn command(args: UpArgs) -> Result<()> {
     let stop = CancellationToken::new();
     signals::cancel_on_end(stop.clone())?;
     let attach = match args.disable_force_detach_on_timeout {
-        true => attach::Policy { force_after: None },
-        false => attach::Policy::default(),
+        true => attach::DetachPolicy { force_after: None },
+        false => attach::DetachPolicy::default(),
     };
     let config = Config {
         data_dir: args.data_dir,
