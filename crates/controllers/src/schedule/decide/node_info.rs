@@ -1,4 +1,4 @@
-//! One node as the scheduler sees it: what it offers, and what the pods placed there take. Pure.
+//! One node as the scheduler sees it: what the node offers, and what the pods assigned to it use. Pure.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -10,87 +10,93 @@ use cleat_api::{matching, migrate};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Taint};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
 
-use super::demand::{Amounts, Demand, Disk, Port, add, amounts, subtract};
-use super::why::Causes;
+use super::resources::{HostPort, InlineDisk, PodResources, ResourceAmounts, add, amounts, subtract};
+use super::unschedulable::ClusterEvents;
 
-/// A volume as a driver knows it; for one that is still to be made, its claim stands for the handle.
+/// A volume as its driver identifies it. For a volume that is not provisioned yet, the claim's key stands for the handle.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Handle {
+pub(super) struct VolumeHandle {
     pub(super) driver: String,
     pub(super) id: String,
 }
 
-impl Handle {
+impl VolumeHandle {
+    /// `None` for volumes without a CSI driver.
     pub(super) fn of(volume: &PersistentVolume) -> Option<Self> {
         let csi = migrate::csi(volume).ok().flatten()?;
         Some(Self { driver: csi.driver.clone(), id: csi.volume_handle.clone() })
     }
 
-    pub(super) fn to_be_made(claim: &PersistentVolumeClaim, class: &StorageClass) -> Option<Self> {
-        let driver = driver_of(class);
+    /// `None` if the class's volumes are not provisioned by a CSI driver.
+    pub(super) fn to_be_provisioned(claim: &PersistentVolumeClaim, class: &StorageClass) -> Option<Self> {
+        let driver = provisioning_driver(class);
         let is_driver = !driver.starts_with("kubernetes.io/");
         let id = || format!("claim {}", Key::of(&claim.metadata));
         is_driver.then(|| Self { driver: driver.to_owned(), id: id() })
     }
 }
 
-/// The driver that makes a class's volumes; that of an old plugin's class is the one that took over.
-pub(super) fn driver_of(class: &StorageClass) -> &str {
+/// The driver that provisions a class's volumes. For the class of a migrated in-tree plugin it is the CSI driver.
+pub(super) fn provisioning_driver(class: &StorageClass) -> &str {
     migrate::driver_of(&class.provisioner).unwrap_or(&class.provisioner)
 }
 
-/// Everything under one node's name. What pods, drivers and attachments say can be known before the Node itself.
+/// Everything about one node name. Pods, CSINodes and attachments may refer to it before the Node object arrives.
 #[derive(Debug, Default)]
-pub(super) struct Host {
-    pub(super) facts: Option<Facts>,
-    pub(super) load: Load,
-    /// How many volumes each installed driver takes here; none is no limit.
-    pub(super) drivers: HashMap<String, Option<usize>>,
-    /// Old plugins whose volumes are taken for their drivers' here.
-    pub(super) migrated: BTreeSet<String>,
-    /// The volumes of VolumeAttachments for this node, by attachment: driver and PersistentVolume.
-    pub(super) attached: HashMap<String, (String, String)>,
+pub(super) struct NodeInfo {
+    /// `None` if the Node object does not exist.
+    pub(super) node: Option<ParsedNode>,
+    pub(super) usage: NodeUsage,
+    /// The drivers installed on the node, each with the number of volumes it can attach; `None` for no limit.
+    pub(super) driver_limits: HashMap<String, Option<usize>>,
+    /// In-tree plugins whose volumes are handled by their CSI drivers on this node.
+    pub(super) migrated_plugins: BTreeSet<String>,
+    /// Driver and PersistentVolume of the node's VolumeAttachments, by attachment name.
+    pub(super) attachments: HashMap<String, (String, String)>,
 }
 
+/// A Node object, with the values parsed that every decision reads.
 #[derive(Debug)]
-pub(super) struct Facts {
-    pub(super) node: Arc<Node>,
+pub(super) struct ParsedNode {
+    pub(super) object: Arc<Node>,
     pub(super) taints: Vec<Taint>,
     pub(super) is_cordoned: bool,
-    pub(super) allocatable: Amounts,
-    /// The CSIStorageCapacity objects that speak of this node, by class.
+    pub(super) allocatable: ResourceAmounts,
+    /// The keys of the CSIStorageCapacity objects whose topology includes this node, by class.
     pub(super) capacities: HashMap<String, BTreeSet<Key>>,
 }
 
-/// What the pods of a node take together.
+/// What the pods assigned to a node use together.
 #[derive(Debug, Default)]
-pub(super) struct Load {
-    pub(super) used: Amounts,
-    pub(super) usual: (i64, i64),
+pub(super) struct NodeUsage {
+    pub(super) requests: ResourceAmounts,
+    /// See [`PodResources::nonzero_requests`].
+    pub(super) nonzero_requests: (i64, i64),
     pub(super) pods: HashSet<Key>,
-    pub(super) ports: Vec<Port>,
-    pub(super) disks: Vec<Disk>,
-    /// Volumes by driver, each with the number of pods that have it.
+    pub(super) ports: Vec<HostPort>,
+    pub(super) disks: Vec<InlineDisk>,
+    /// The number of pods that use each volume, by driver and handle.
     pub(super) volumes: HashMap<String, HashMap<String, usize>>,
 }
 
-impl Host {
-    /// The volume can be had here. One of an old plugin is in the zones of the driver that took over, if the node says so.
-    pub(super) fn reaches(&self, node: &Node, volume: &PersistentVolume) -> bool {
-        let moved = migrate::volume(volume).ok().filter(|moved| {
-            let driver = moved.spec.as_ref().and_then(|s| s.csi.as_ref()).map(|csi| csi.driver.as_str());
-            let plugin = migrate::ALL.iter().find(|moved| Some(moved.driver) == driver);
-            plugin.is_some_and(|moved| self.migrated.contains(moved.plugin))
+impl NodeInfo {
+    /// Returns true if the volume's node affinity includes the node. If the node handles the volume's in-tree plugin by its CSI
+    /// driver, the affinity is translated to the driver's topology first.
+    pub(super) fn can_reach(&self, node: &Node, volume: &PersistentVolume) -> bool {
+        let translated = migrate::volume(volume).ok().filter(|translated| {
+            let driver = translated.spec.as_ref().and_then(|s| s.csi.as_ref()).map(|csi| csi.driver.as_str());
+            let migration = migrate::ALL.iter().find(|migration| Some(migration.driver) == driver);
+            migration.is_some_and(|migration| self.migrated_plugins.contains(migration.plugin))
         });
-        matching::reaches(moved.as_deref().unwrap_or(volume), node)
+        matching::reaches(translated.as_deref().unwrap_or(volume), node)
     }
 }
 
-impl Facts {
+impl ParsedNode {
     pub(super) fn of(node: Arc<Node>) -> Self {
         let spec = node.spec.as_ref();
         let mut taints = spec.and_then(|s| s.taints.clone()).unwrap_or_default();
-        // The taint that says so may come later; nobody is sent there meanwhile.
+        // The node lifecycle controller may add the taint later; until then no pod may be scheduled there either.
         let implied = match node_ready(&node) {
             Some("True") => None,
             Some("Unknown") => Some(taint::UNREACHABLE),
@@ -101,72 +107,74 @@ impl Facts {
         }
         let is_cordoned = spec.and_then(|s| s.unschedulable).unwrap_or(false) || node.metadata.is_deleting();
         let allocatable = amounts(node.status.as_ref().and_then(|s| s.allocatable.as_ref()));
-        Self { taints, is_cordoned, allocatable, capacities: HashMap::new(), node }
+        Self { taints, is_cordoned, allocatable, capacities: HashMap::new(), object: node }
     }
 
     pub(super) fn label(&self, key: &str) -> Option<&str> {
-        self.node.metadata.labels.as_ref()?.get(key).map(String::as_str)
+        self.object.metadata.labels.as_ref()?.get(key).map(String::as_str)
     }
 
     pub(super) fn hostname(&self) -> Option<&str> {
         self.label(label::HOSTNAME)
     }
 
-    /// What pods could hope for from this change.
-    pub(super) fn news(&self, before: Option<&Self>) -> Causes {
-        let Some(before) = before else { return Causes::ANY };
-        Causes::LABELS.when(self.node.metadata.labels != before.node.metadata.labels)
-            | Causes::TAINTS.when(self.taints != before.taints || self.is_cordoned != before.is_cordoned)
-            | Causes::ROOM.when(self.allocatable != before.allocatable)
+    /// The events that the change from `before` to this Node stands for.
+    pub(super) fn events_since(&self, before: Option<&Self>) -> ClusterEvents {
+        let Some(before) = before else { return ClusterEvents::ANY };
+        ClusterEvents::NODE_LABELS.only_if(self.object.metadata.labels != before.object.metadata.labels)
+            | ClusterEvents::NODE_TAINTS.only_if(self.taints != before.taints || self.is_cordoned != before.is_cordoned)
+            | ClusterEvents::NODE_RESOURCES.only_if(self.allocatable != before.allocatable)
     }
 }
 
-pub(super) fn drivers(csi_node: &CSINode) -> HashMap<String, Option<usize>> {
+pub(super) fn driver_limits(csi_node: &CSINode) -> HashMap<String, Option<usize>> {
     let limit = |count: Option<i32>| count.and_then(|count| usize::try_from(count).ok());
     let drivers = csi_node.spec.drivers.iter();
     drivers.map(|d| (d.name.clone(), limit(d.allocatable.as_ref().and_then(|a| a.count)))).collect()
 }
 
-pub(super) fn migrated(csi_node: &CSINode) -> BTreeSet<String> {
+pub(super) fn migrated_plugins(csi_node: &CSINode) -> BTreeSet<String> {
     let listed = csi_node.metadata.annotation(annotation::MIGRATED_PLUGINS).unwrap_or_default();
     listed.split(',').filter(|plugin| !plugin.is_empty()).map(ToOwned::to_owned).collect()
 }
 
-impl Load {
-    pub(super) fn take(&mut self, pod: &Key, demand: &Demand) {
+impl NodeUsage {
+    pub(super) fn add_pod(&mut self, pod: &Key, resources: &PodResources) {
         self.pods.insert(pod.clone());
-        add(&mut self.used, &demand.requests);
-        self.usual = (self.usual.0 + demand.usual.0, self.usual.1 + demand.usual.1);
-        self.ports.extend(demand.ports.iter().cloned());
-        self.disks.extend(demand.disks.iter().cloned());
+        add(&mut self.requests, &resources.requests);
+        let (cpu, memory) = resources.nonzero_requests;
+        self.nonzero_requests = (self.nonzero_requests.0 + cpu, self.nonzero_requests.1 + memory);
+        self.ports.extend(resources.ports.iter().cloned());
+        self.disks.extend(resources.disks.iter().cloned());
     }
 
-    pub(super) fn give_back(&mut self, pod: &Key, demand: &Demand) {
+    pub(super) fn remove_pod(&mut self, pod: &Key, resources: &PodResources) {
         self.pods.remove(pod);
-        subtract(&mut self.used, &demand.requests);
-        self.usual = (self.usual.0 - demand.usual.0, self.usual.1 - demand.usual.1);
-        for port in &demand.ports {
+        subtract(&mut self.requests, &resources.requests);
+        let (cpu, memory) = resources.nonzero_requests;
+        self.nonzero_requests = (self.nonzero_requests.0 - cpu, self.nonzero_requests.1 - memory);
+        for port in &resources.ports {
             remove_one(&mut self.ports, port);
         }
-        for disk in &demand.disks {
+        for disk in &resources.disks {
             remove_one(&mut self.disks, disk);
         }
     }
 
-    pub(super) fn take_volumes(&mut self, volumes: &[Handle]) {
+    pub(super) fn add_volumes(&mut self, volumes: &[VolumeHandle]) {
         for volume in volumes {
-            let of_driver = self.volumes.entry(volume.driver.clone()).or_default();
-            *of_driver.entry(volume.id.clone()).or_default() += 1;
+            let pods_by_id = self.volumes.entry(volume.driver.clone()).or_default();
+            *pods_by_id.entry(volume.id.clone()).or_default() += 1;
         }
     }
 
-    pub(super) fn give_back_volumes(&mut self, volumes: &[Handle]) {
+    pub(super) fn remove_volumes(&mut self, volumes: &[VolumeHandle]) {
         for volume in volumes {
-            let Some(of_driver) = self.volumes.get_mut(&volume.driver) else { continue };
-            if let Some(pods) = of_driver.get_mut(&volume.id) {
+            let Some(pods_by_id) = self.volumes.get_mut(&volume.driver) else { continue };
+            if let Some(pods) = pods_by_id.get_mut(&volume.id) {
                 *pods -= 1;
                 if *pods == 0 {
-                    of_driver.remove(&volume.id);
+                    pods_by_id.remove(&volume.id);
                 }
             }
         }

@@ -1,40 +1,40 @@
-//! Why a pod has no node, in the words people know, and what could change it. Pure.
+//! Why a pod gets no node, with the messages of Kubernetes, and which cluster events can change that. Pure.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::BitOr;
 
-/// What kind of change could make an unschedulable pod fit.
+/// A set of kinds of changes in the cluster. A pending pod is queued again when one of the kinds happens that can resolve its
+/// rejections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Causes(u8);
+pub struct ClusterEvents(u8);
 
-impl Causes {
-    /// Nothing but a change of the pod itself or of its claims.
+impl ClusterEvents {
+    /// Only a change of the pod itself or of its claims helps. Those always queue the pod.
     pub const NONE: Self = Self(0);
-    /// Labels of nodes.
-    pub const LABELS: Self = Self(1);
-    /// Taints, and what counts as one.
-    pub const TAINTS: Self = Self(2);
-    /// Room on nodes: resources, ports, disks.
-    pub const ROOM: Self = Self(4);
-    /// Another pod holds a claim that one pod may have.
-    pub const EXCLUSIVE: Self = Self(8);
-    /// Volumes, classes, free storage.
-    pub const VOLUMES: Self = Self(16);
-    /// Drivers on nodes, and how many volumes they take.
-    pub const DRIVERS: Self = Self(32);
+    pub const NODE_LABELS: Self = Self(1);
+    /// Taints, readiness and cordons of nodes.
+    pub const NODE_TAINTS: Self = Self(2);
+    /// Allocatable or released resources, ports and disks of nodes.
+    pub const NODE_RESOURCES: Self = Self(4);
+    /// A pod that used a ReadWriteOncePod claim is gone.
+    pub const CLAIM_RELEASED: Self = Self(8);
+    /// Free volumes, storage classes, storage capacity.
+    pub const STORAGE: Self = Self(16);
+    /// Drivers on nodes, and their volume limits.
+    pub const NODE_DRIVERS: Self = Self(32);
     pub const ANY: Self = Self(63);
 
-    pub fn when(self, holds: bool) -> Self {
-        if holds { self } else { Self::NONE }
+    pub fn only_if(self, condition: bool) -> Self {
+        if condition { self } else { Self::NONE }
     }
 
-    pub fn meets(self, other: Self) -> bool {
+    pub fn intersects(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 }
 
-impl BitOr for Causes {
+impl BitOr for ClusterEvents {
     type Output = Self;
 
     fn bitor(self, other: Self) -> Self {
@@ -42,90 +42,106 @@ impl BitOr for Causes {
     }
 }
 
-/// Why one node does not take one pod.
+/// Why one node cannot run a pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Reason {
-    Cordoned,
-    Taint,
-    Affinity,
-    Ports,
+pub enum NodeRejection {
+    Unschedulable,
+    UntoleratedTaint,
+    NodeAffinity,
+    PortConflict,
     TooManyPods,
+    /// The name of the resource.
     Insufficient(String),
-    Disk,
-    Exclusive,
-    VolumeCount,
+    DiskConflict,
+    /// Another pod uses a ReadWriteOncePod claim of the pod.
+    ClaimInUse,
+    VolumeLimit,
+    /// The name of the driver.
     DriverMissing(String),
-    VolumeGone,
+    VolumeNotFound,
     VolumeAffinity,
-    NoVolume,
-    NoStorage,
-    Zone,
+    NoMatchingVolume,
+    InsufficientStorage,
+    VolumeZone,
 }
 
-impl Reason {
-    pub fn cause(&self) -> Causes {
+impl NodeRejection {
+    /// The events that can resolve this rejection.
+    pub fn resolving_events(&self) -> ClusterEvents {
         match self {
-            Self::Cordoned | Self::Taint => Causes::TAINTS,
-            Self::Affinity => Causes::LABELS,
-            Self::Ports | Self::TooManyPods | Self::Insufficient(_) | Self::Disk => Causes::ROOM,
-            Self::Exclusive => Causes::EXCLUSIVE,
-            Self::VolumeCount => Causes::DRIVERS | Causes::ROOM,
-            Self::DriverMissing(_) => Causes::DRIVERS,
-            Self::VolumeGone => Causes::VOLUMES,
-            Self::VolumeAffinity | Self::NoVolume | Self::NoStorage | Self::Zone => Causes::VOLUMES | Causes::LABELS,
+            Self::Unschedulable | Self::UntoleratedTaint => ClusterEvents::NODE_TAINTS,
+            Self::NodeAffinity => ClusterEvents::NODE_LABELS,
+            Self::PortConflict | Self::TooManyPods | Self::Insufficient(_) | Self::DiskConflict => {
+                ClusterEvents::NODE_RESOURCES
+            }
+            Self::ClaimInUse => ClusterEvents::CLAIM_RELEASED,
+            Self::VolumeLimit => ClusterEvents::NODE_DRIVERS | ClusterEvents::NODE_RESOURCES,
+            Self::DriverMissing(_) => ClusterEvents::NODE_DRIVERS,
+            Self::VolumeNotFound => ClusterEvents::STORAGE,
+            Self::VolumeAffinity | Self::NoMatchingVolume | Self::InsufficientStorage | Self::VolumeZone => {
+                ClusterEvents::STORAGE | ClusterEvents::NODE_LABELS
+            }
         }
     }
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for NodeRejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Cordoned => "node(s) were unschedulable",
-            // Which taints is the administrator's business, not that of everybody who may read the pod.
-            Self::Taint => "node(s) had untolerated taint(s)",
-            Self::Affinity => "node(s) didn't match Pod's node affinity/selector",
-            Self::Ports => "node(s) didn't have free ports for the requested pod ports",
+            Self::Unschedulable => "node(s) were unschedulable",
+            // Does not name the taints: not every reader of the pod may read nodes.
+            Self::UntoleratedTaint => "node(s) had untolerated taint(s)",
+            Self::NodeAffinity => "node(s) didn't match Pod's node affinity/selector",
+            Self::PortConflict => "node(s) didn't have free ports for the requested pod ports",
             Self::TooManyPods => "Too many pods",
             Self::Insufficient(resource) => return write!(f, "Insufficient {resource}"),
-            Self::Disk => "node(s) had no available disk",
-            Self::Exclusive => {
+            Self::DiskConflict => "node(s) had no available disk",
+            Self::ClaimInUse => {
                 "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by \
                  another pod"
             }
-            Self::VolumeCount => "node(s) exceed max volume count",
+            Self::VolumeLimit => "node(s) exceed max volume count",
             Self::DriverMissing(driver) => return write!(f, "{driver} CSI driver is not installed on the node"),
-            Self::VolumeGone => "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)",
+            Self::VolumeNotFound => "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)",
             Self::VolumeAffinity => "node(s) didn't match PersistentVolume's node affinity",
-            Self::NoVolume => "node(s) didn't find available persistent volumes to bind",
-            Self::NoStorage => "node(s) did not have enough free storage",
-            Self::Zone => "node(s) had no available volume zone",
+            Self::NoMatchingVolume => "node(s) didn't find available persistent volumes to bind",
+            Self::InsufficientStorage => "node(s) did not have enough free storage",
+            Self::VolumeZone => "node(s) had no available volume zone",
         })
     }
 }
 
-/// What is wrong with a pod's claims before any node is looked at.
+/// A problem with a pod's claims that excludes all nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unready {
-    Ephemeral(String),
-    Missing(String),
-    Lost { claim: String, volume: String },
+pub enum ClaimProblem {
+    EphemeralNotCreated(String),
+    NotFound(String),
+    Lost {
+        claim: String,
+        volume: String,
+    },
     Deleting(String),
-    Foreign { claim: String, pod: String },
+    /// The claim of an ephemeral volume belongs to another owner.
+    NotOwned {
+        claim: String,
+        pod: String,
+    },
+    /// A claim is not bound, and its class does not wait for a consumer.
     Unbound,
 }
 
-impl fmt::Display for Unready {
+impl fmt::Display for ClaimProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Ephemeral(claim) => {
+            Self::EphemeralNotCreated(claim) => {
                 write!(f, "waiting for ephemeral volume controller to create the persistentvolumeclaim {claim:?}")
             }
-            Self::Missing(claim) => write!(f, "persistentvolumeclaim {claim:?} not found"),
+            Self::NotFound(claim) => write!(f, "persistentvolumeclaim {claim:?} not found"),
             Self::Lost { claim, volume } => {
                 write!(f, "persistentvolumeclaim {claim:?} bound to non-existent persistentvolume {volume:?}")
             }
             Self::Deleting(claim) => write!(f, "persistentvolumeclaim {claim:?} is being deleted"),
-            Self::Foreign { claim, pod } => {
+            Self::NotOwned { claim, pod } => {
                 write!(f, "PVC {claim} was not created for pod {pod} (pod is not owner)")
             }
             Self::Unbound => f.write_str("pod has unbound immediate PersistentVolumeClaims"),
@@ -133,34 +149,44 @@ impl fmt::Display for Unready {
     }
 }
 
-/// Why no node takes the pod.
+/// Why no node can run the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum Unschedulable {
     NoNodes,
-    Claims { nodes: usize, unready: Unready },
-    Nodes { nodes: usize, reasons: BTreeMap<Reason, usize> },
+    Claims {
+        nodes: usize,
+        problem: ClaimProblem,
+    },
+    /// With the number of nodes for each rejection.
+    Nodes {
+        nodes: usize,
+        rejections: BTreeMap<NodeRejection, usize>,
+    },
 }
 
-impl Why {
-    pub fn causes(&self) -> Causes {
+impl Unschedulable {
+    /// The events after which the pod must be tried again.
+    pub fn resolving_events(&self) -> ClusterEvents {
         match self {
-            Self::NoNodes => Causes::ANY,
-            // Whether an unbound claim waits for its pod is up to its class.
-            Self::Claims { unready: Unready::Unbound, .. } => Causes::VOLUMES,
-            Self::Claims { .. } => Causes::NONE,
-            Self::Nodes { reasons, .. } => reasons.keys().fold(Causes::NONE, |all, reason| all | reason.cause()),
+            Self::NoNodes => ClusterEvents::ANY,
+            // A change of the class can make an unbound claim one that waits for its consumer.
+            Self::Claims { problem: ClaimProblem::Unbound, .. } => ClusterEvents::STORAGE,
+            Self::Claims { .. } => ClusterEvents::NONE,
+            Self::Nodes { rejections, .. } => {
+                rejections.keys().fold(ClusterEvents::NONE, |all, rejection| all | rejection.resolving_events())
+            }
         }
     }
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for Unschedulable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoNodes => f.write_str("no nodes available to schedule pods"),
-            Self::Claims { nodes, unready } => write!(f, "0/{nodes} nodes are available: {unready}."),
-            Self::Nodes { nodes, reasons } => {
+            Self::Claims { nodes, problem } => write!(f, "0/{nodes} nodes are available: {problem}."),
+            Self::Nodes { nodes, rejections } => {
                 let mut counted: Vec<String> =
-                    reasons.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+                    rejections.iter().map(|(rejection, count)| format!("{count} {rejection}")).collect();
                 counted.sort();
                 write!(f, "0/{nodes} nodes are available: {}.", counted.join(", "))
             }
