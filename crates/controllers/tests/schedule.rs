@@ -1,5 +1,5 @@
-//! Property test of the scheduler's decisions in a simulated cluster: pods, nodes, claims and volumes are created and deleted,
-//! writes fail, changes are delivered late and in any order, and provisioners reject nodes.
+//! Property test of the scheduler's decisions in a simulated cluster: pods, nodes, claims and volumes are created and
+//! deleted, writes fail, changes are delivered late and in any order, and provisioners reject nodes.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where its steps fail")]
 
@@ -436,8 +436,8 @@ proptest! {
             cluster.check();
         }
         cluster.settle();
-        // A pod that is still pending must be unschedulable for a scheduler with a fresh state too: no change that could have
-        // helped was missed.
+        // A pod that is still pending must be unschedulable for a scheduler with a fresh state too: no change that
+        // could have helped was missed.
         let mut fresh = Cluster { nodes: cluster.nodes.clone(), pods: cluster.pods.clone(),
             claims: cluster.claims.clone(), volumes: cluster.volumes.clone(), ..Cluster::default() };
         fresh.add_class_and_driver();

@@ -1,5 +1,5 @@
-//! Creates and deletes VolumeAttachments, writes `status.volumesAttached`, and records events. Makes no decisions; the only
-//! condition that it checks is the live Node before a deletion.
+//! Creates and deletes VolumeAttachments, writes `status.volumesAttached`, and records events. Makes no decisions; the
+//! only condition that it checks is the live Node before a deletion.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Decides to which nodes a volume is attached, which volumes a node reports as attached and which are detached. Pure: ages and
-//! waiting times are part of the snapshots.
+//! Decides to which nodes a volume is attached, which volumes a node reports as attached and which are detached. Pure:
+//! ages and waiting times are part of the snapshots.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -91,8 +91,8 @@ pub struct VolumeReferences {
     pub has_attachments: bool,
 }
 
-/// Returns true if neither [`volume`] nor [`node`] can decide anything about a volume with these references: `volume` decides
-/// per pod, `node` per attachment. Changes of such a volume or its claim need no reconcile.
+/// Returns true if neither [`volume`] nor [`node`] can decide anything about a volume with these references: `volume`
+/// decides per pod, `node` per attachment. Changes of such a volume or its claim need no reconcile.
 pub fn is_noop(references: VolumeReferences) -> bool {
     !references.has_pods && !references.has_attachments
 }
@@ -111,8 +111,9 @@ pub fn volume(snapshot: &AttachVolumeSnapshot) -> Vec<AttachDecision> {
     nodes.into_iter().filter_map(decide).collect()
 }
 
-/// The only node that may have a volume which allows one node; `None` for volumes that allow many. A node with an attachment in
-/// any state, needed or not, keeps the volume until that object is gone. Without attachments the oldest pod's node gets it.
+/// The only node that may have a volume which allows one node; `None` for volumes that allow many. A node with an
+/// attachment in any state, needed or not, keeps the volume until that object is gone. Without attachments the oldest
+/// pod's node gets it.
 fn exclusive_node(snapshot: &AttachVolumeSnapshot) -> Option<&str> {
     if snapshot.allows_many_nodes {
         return None;
@@ -132,8 +133,8 @@ fn wait_for_other_node(snapshot: &AttachVolumeSnapshot, node: &str, other: &str)
     AttachDecision::Wait { node: node.to_owned(), reason }
 }
 
-/// The part of an event's message that says which pods have the volume. It is for a pod of `namespace`, and does not reveal
-/// the names of pods in other namespaces.
+/// The part of an event's message that says which pods have the volume. It is for a pod of `namespace`, and does not
+/// reveal the names of pods in other namespaces.
 pub fn describe_users(pods: &[Key], namespace: Option<&str>) -> String {
     let (here, elsewhere): (Vec<&Key>, Vec<&Key>) = pods.iter().partition(|pod| pod.namespace.as_deref() == namespace);
     let names = here.iter().map(|pod| pod.name.as_str()).collect::<Vec<_>>().join(", ");

@@ -1,16 +1,9 @@
 //! Holds the facts that the attach/detach controller remembers between reconciles.
 //!
-//! Each reconcile reads the desired state (pods) and the actual state (VolumeAttachments and Node status) from the caches. This
-//! module holds what no cache shows. It decides nothing and sends no requests. Nothing is written to disk: a restart loses
-//! everything, and the controller must stay correct then.
-//!
-//! | fact | recorded | cleared | after a restart |
-//! |---|---|---|---|
-//! | volumes in use on a deleted Node | when the Node is deleted | when a Node of that name exists again | usage is unknown, which counts as in use |
-//! | owned attachments | before a create request; at start, all that exist | when the attachment is gone | all existing attachments are owned |
-//! | time since which an attachment is unneeded | when a snapshot finds it unneeded | when a pod needs it again, or it is gone | time counts from zero: a forced detach is late, never early |
-//! | pending creates | before the request | when the server answered | the first list shows what the server stored |
-//! | uncertain deletes | when a delete request failed or got no answer | when the live object was read, or it is gone | the first list shows what the server deleted |
+//! Each reconcile reads the desired state (pods) and the actual state (VolumeAttachments and Node status) from the
+//! caches. This module holds what no cache shows. It decides nothing and sends no requests. Nothing is written to disk:
+//! a restart loses everything, and the controller stays correct then. [`RememberedFacts`] says for each fact when it is
+//! recorded and cleared, and what a restart means.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -30,16 +23,24 @@ pub(super) struct AttachMemory(Arc<Mutex<RememberedFacts>>);
 
 #[derive(Default)]
 struct RememberedFacts {
-    /// The last `status.volumesInUse` of deleted Nodes, by node name. The machine may still be running.
+    /// The last `status.volumesInUse` of deleted Nodes, by node name: the machine may still be running. Recorded when a
+    /// Node is deleted, cleared when a Node of that name exists again. After a restart the usage is unknown, which
+    /// counts as in use.
     last_volumes_in_use: HashMap<String, Vec<String>>,
-    /// Names of attachments that existed when the controller started or that it has created. Attachments of other clients
-    /// block their volume, but the controller does not delete them.
+    /// Names of attachments that existed when the controller started or that it has created. Attachments of other
+    /// clients block their volume, but the controller does not delete them. Recorded before the create request, cleared
+    /// when the attachment is gone. After a restart all existing attachments are owned.
     owned_attachments: HashSet<String>,
-    /// By attachment name.
+    /// Since when no pod needs an attachment, by attachment name. Recorded when a snapshot first finds it unneeded,
+    /// cleared when a pod needs it again or it is gone. After a restart the time starts at zero: a forced detach is
+    /// late, never early.
     unneeded_since: HashMap<String, Timestamp>,
-    /// Attachments that may exist although the server has not confirmed it, by unique volume name.
+    /// Attachments that may exist although the server has not confirmed it, by unique volume name. Recorded before the
+    /// create request, cleared when the server has answered. After a restart the first list shows which of them exist.
     pending_creates: HashMap<String, Vec<VolumeAttachment>>,
-    /// Names of attachments that may be deleted although the server has not confirmed it.
+    /// Names of attachments that may be deleted although the server has not confirmed it. Recorded when a delete
+    /// request failed or got no answer, cleared when the live object was read or the attachment is gone. After a
+    /// restart the first list shows which of them exist.
     uncertain_deletes: HashSet<String>,
 }
 
@@ -83,8 +84,8 @@ impl AttachMemory {
         self.0.lock().uncertain_deletes.insert(attachment.to_owned());
     }
 
-    /// Records that the live object was read. For an object that is gone, the entry stays until the cache shows that too:
-    /// [`AttachMemory::record_attachment_change`] removes it.
+    /// Records that the live object was read. For an object that is gone, the entry stays until the cache shows that
+    /// too: [`AttachMemory::record_attachment_change`] removes it.
     pub(super) fn remove_uncertain_delete(&self, attachment: &str) {
         self.0.lock().uncertain_deletes.remove(attachment);
     }
@@ -122,8 +123,8 @@ impl AttachMemory {
         self.0.lock().last_volumes_in_use.get(node).cloned()
     }
 
-    /// Returns for how long no pod has needed the attachment. The first call with `is_needed == false` starts the time; a
-    /// call with `is_needed == true` resets it.
+    /// Returns for how long no pod has needed the attachment. The first call with `is_needed == false` starts the time;
+    /// a call with `is_needed == true` resets it.
     pub(super) fn track_need(&self, attachment: &str, is_needed: bool, now: Timestamp) -> Need {
         let unneeded_since = &mut self.0.lock().unneeded_since;
         if is_needed {

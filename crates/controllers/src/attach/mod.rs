@@ -1,28 +1,31 @@
 //! The attach/detach controller: attaches each volume to the nodes whose pods need it, and detaches it from all others.
 //!
-//! One reconcile per volume creates its VolumeAttachments. One reconcile per node writes `status.volumesAttached` and deletes
-//! VolumeAttachments, so that many changes of one node cost one status write. The desired state follows from pods, the actual
-//! state from VolumeAttachments and Node status. What the controller remembers besides is in [`memory`]; it may be lost.
+//! One reconcile per volume creates its VolumeAttachments. One reconcile per node writes `status.volumesAttached` and
+//! deletes VolumeAttachments, so that many changes of one node cost one status write. The desired state follows from
+//! pods, the actual state from VolumeAttachments and Node status. What the controller remembers besides is in
+//! [`memory`]; it may be lost.
 //!
 //! Guarantees:
-//! - A volume whose access modes allow one node only has at most one VolumeAttachment. While one exists, in any state, no second
-//!   one is created: the driver may have attached the volume without confirming it.
-//! - A volume is removed from `volumesAttached` before its VolumeAttachment is deleted, and the attachment is deleted only after
-//!   a live read showed that the node does not have the volume in use. The node agent works in the opposite order: it reports
-//!   the volume in use before it reads `volumesAttached`. So one of the two sees the other's write. No other task adds the volume
-//!   to `volumesAttached` meanwhile, because report and detach of one node are one reconcile.
-//! - A deleted Node object does not prove that the machine is off: volumes that it last reported in use stay attached until the
-//!   Node exists again, an administrator marks it out of service, or the [`DetachPolicy`]'s time is over. The same holds for a
-//!   node that is not ready. A ready node never loses a volume that it has in use.
+//! - A volume whose access modes allow one node only has at most one VolumeAttachment. While one exists, in any state,
+//!   no second one is created: the driver may have attached the volume without confirming it.
+//! - A volume is removed from `volumesAttached` before its VolumeAttachment is deleted, and the attachment is deleted
+//!   only after a live read showed that the node does not have the volume in use. The node agent works in the opposite
+//!   order: it reports the volume in use before it reads `volumesAttached`. So one of the two sees the other's write.
+//!   No other task adds the volume to `volumesAttached` meanwhile, because report and detach of one node are one
+//!   reconcile.
+//! - A deleted Node object does not prove that the machine is off: volumes that it last reported in use stay attached
+//!   until the Node exists again, an administrator marks it out of service, or the [`DetachPolicy`]'s time is over. The
+//!   same holds for a node that is not ready. A ready node keeps a volume that it has in use, unless it is marked out of
+//!   service.
 //! - A create request without an answer is repeated before another node gets the volume.
-//! - A delete request without an answer counts as done until the server shows the object. No attachment is deleted while
-//!   the live Node lists its volume in `volumesAttached`, whatever this controller has missed.
-//! - Volumes of FlexVolume drivers have VolumeAttachments too. They record that the driver may have been called. The node gets
-//!   the device path that the attachment names.
+//! - A delete request without an answer counts as done until the server shows the object. No attachment is deleted
+//!   while the live Node lists its volume in `volumesAttached`, whatever this controller has missed.
+//! - Volumes of FlexVolume drivers have VolumeAttachments too. They record that the driver may have been called. The
+//!   node gets the device path that the attachment names.
 //! - Detaches have their own queue and their own concurrency limit, and never delay an attach.
 //!
-//! Crash points: `attach:requested` after a VolumeAttachment is created, `attach:reported` and `attach:unreported` after
-//! `volumesAttached` is written, `attach:detach-requested` after a VolumeAttachment is deleted.
+//! Crash points: `attach:requested` after a VolumeAttachment is created, `attach:reported` and `attach:unreported`
+//! after `volumesAttached` is written, `attach:detach-requested` after a VolumeAttachment is deleted.
 
 mod act;
 pub mod decide;
@@ -51,8 +54,8 @@ use observe::{AttachObserver, NodeFields};
 const MAX_CONCURRENT_VOLUMES: usize = 128;
 /// How many nodes are reconciled concurrently. Most of them pause.
 const MAX_CONCURRENT_NODES: usize = 1024;
-/// After a node's reconcile the node pauses for this many times the duration of its snapshot and decision. A snapshot costs
-/// time in proportion to the node's volumes; changes that arrive during the pause are handled together.
+/// After a node's reconcile the node pauses for this many times the duration of its snapshot and decision. A snapshot
+/// costs time in proportion to the node's volumes; changes that arrive during the pause are handled together.
 const NODE_PAUSE_FACTOR: u32 = 16;
 /// Shorter pauses are skipped: the timer is not precise enough for them.
 const MIN_NODE_PAUSE: Duration = Duration::from_millis(2);
@@ -60,8 +63,8 @@ const MIN_NODE_PAUSE: Duration = Duration::from_millis(2);
 /// When a volume is detached although its node may still use it.
 #[derive(Clone, Copy, Debug)]
 pub struct DetachPolicy {
-    /// How long a node that is not ready may keep a volume that no pod needs there and that it has not reported as unmounted.
-    /// `None`: without limit, until an administrator marks the node out of service.
+    /// How long a node that is not ready may keep a volume that no pod needs there and that it has not reported as
+    /// unmounted. `None`: without limit, until an administrator marks the node out of service.
     pub force_after: Option<Duration>,
 }
 
@@ -89,7 +92,8 @@ struct AttachController {
     recorder: Recorder,
 }
 
-/// Runs until `stop`. Volumes of `flex` drivers are attached like all others, if the driver has the capability to attach.
+/// Runs until `stop`. Volumes of `flex` drivers are attached like all others, if the driver has the capability to
+/// attach.
 pub async fn run(context: Context, policy: DetachPolicy, flex: Drivers, stop: CancellationToken) {
     let queues = AttachQueues { volumes: Queue::new(Backoff::default()), nodes: Queue::new(Backoff::default()) };
     let observer = AttachObserver::new(&context.caches, flex);

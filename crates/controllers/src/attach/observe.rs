@@ -1,8 +1,8 @@
-//! Builds the snapshot of one volume or one node from the caches. Holds no state of its own: facts that no cache shows come from
-//! [`AttachMemory`].
+//! Builds the snapshot of one volume or one node from the caches. Holds no state of its own: facts that no cache shows
+//! come from [`AttachMemory`].
 //!
-//! A volume is identified by its unique name, as in Node status: driver and handle. All PersistentVolumes and inline pod volumes
-//! with the same unique name are one volume.
+//! A volume is identified by its unique name, as in Node status: driver and handle. All PersistentVolumes and inline
+//! pod volumes with the same unique name are one volume.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -267,11 +267,9 @@ impl AttachObserver {
     pub(super) fn node_snapshot(&self, memory: &AttachMemory, name: &str, now: Timestamp) -> AttachNodeSnapshot {
         let node = self.nodes.named(name);
         let fields = node.as_deref().map(NodeFields::of);
-        let in_use = match &fields {
-            Some(fields) => Some(fields.in_use.clone()),
-            None => memory.last_volumes_in_use(name),
-        };
-        let in_use: Option<HashSet<String>> = in_use.map(|names| names.into_iter().collect());
+        let last_in_use = if fields.is_none() { memory.last_volumes_in_use(name) } else { None };
+        let in_use = fields.as_ref().map(|fields| &fields.in_use).or(last_in_use.as_ref());
+        let in_use: Option<HashSet<&str>> = in_use.map(|names| names.iter().map(String::as_str).collect());
         let mut attachments = self.attachments_by_node.get(name);
         attachments.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
         let attachments = attachments.into_iter().filter_map(|attachment| {
@@ -289,7 +287,7 @@ impl AttachObserver {
                 need: memory.track_need(&attachment_name, is_needed, now),
                 usage: match &in_use {
                     None => VolumeUsage::Unknown,
-                    Some(in_use) if in_use.contains(&unique_name) => VolumeUsage::InUse,
+                    Some(in_use) if in_use.contains(unique_name.as_str()) => VolumeUsage::InUse,
                     Some(_) => VolumeUsage::NotInUse,
                 },
                 name: attachment_name,
@@ -324,8 +322,8 @@ impl AttachObserver {
     }
 }
 
-/// Everything that a snapshot takes from a Node object. A change of a Node that leaves this equal, such as a heartbeat, gives the
-/// same snapshots and therefore the same decisions.
+/// Everything that a snapshot takes from a Node object. A change of a Node that leaves this equal, such as a heartbeat,
+/// gives the same snapshots and therefore the same decisions.
 #[derive(PartialEq, Eq)]
 pub(super) struct NodeFields {
     reported: Vec<ReportedVolume>,
@@ -373,8 +371,8 @@ fn driver_name(volume: &PersistentVolume) -> Option<String> {
     is_flex.then(|| flex::ATTACHER.to_owned()).or_else(|| map_csi(volume, |driver, _| driver.to_owned()))
 }
 
-/// An attachment of a FlexVolume contains the volume's definition, so that it can be detached after the PersistentVolume is
-/// gone.
+/// An attachment of a FlexVolume contains the volume's definition, so that it can be detached after the
+/// PersistentVolume is gone.
 fn attachment_source(volume: &PersistentVolume, pod: &Pod, claim: &Key) -> AttachmentSource {
     let read_only = pod::claim_volumes(pod).iter().any(|v| v.claim == *claim && v.read_only);
     match FlexVolume::of_volume(volume, read_only) {
@@ -383,8 +381,8 @@ fn attachment_source(volume: &PersistentVolume, pod: &Pod, claim: &Key) -> Attac
     }
 }
 
-/// The volumes that the pod defines inline and that need a driver to attach them: FlexVolumes, and disks of in-tree plugins that
-/// were migrated to CSI. Each with its unique name.
+/// The volumes that the pod defines inline and that need a driver to attach them: FlexVolumes, and disks of in-tree
+/// plugins that were migrated to CSI. Each with its unique name.
 fn inline_volumes(pod: &Pod) -> Vec<(String, PersistentVolume)> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());

@@ -1,6 +1,6 @@
-//! Property tests of the decisions in a simulated cluster: pods, nodes, node agents, the external attacher and the driver, with
-//! caches that lag, lost replies, and restarts at any moment. The decisions are the real ones; everything else is a model. The
-//! model's driver refuses no call, so that the invariants hold without its help.
+//! Property tests of the decisions in a simulated cluster: pods, nodes, node agents, the external attacher and the
+//! driver, with caches that lag, lost replies, and restarts at any moment. The decisions are the real ones; everything
+//! else is a model. The model's driver refuses no call, so that the invariants hold without its help.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -120,11 +120,12 @@ enum Step {
     DeliverAll,
     /// The controller reconciles a volume; with `true` the reply to its write is lost.
     ReconcileVolume(usize, bool),
-    /// The controller reconciles a node. Write k of the reconcile is lost if the number is 2k, and its reply if it is 2k + 1.
+    /// The controller reconciles a node. Write k of the reconcile is lost if the number is 2k, and its reply if it is
+    /// 2k + 1.
     ReconcileNode(usize, usize),
     RunAttacher(usize, usize, Call),
-    /// The driver no longer has the volume attached there: the attacher clears `status.attached`, and attaches it again, with another
-    /// device.
+    /// The driver no longer has the volume attached there: the attacher clears `status.attached`, and attaches it
+    /// again, with another device.
     Retract(usize, usize),
     RunAgent(usize, usize),
     Hang(usize),
@@ -461,7 +462,8 @@ impl Simulation {
         }
     }
 
-    /// The node agent adds the volume to `volumesInUse` before it reads `volumesAttached`, and removes it after the unmount.
+    /// The node agent adds the volume to `volumesInUse` before it reads `volumesAttached`, and removes it after the
+    /// unmount.
     fn run_agent(&mut self, v: usize, n: usize) {
         if !self.machines[n].is_on || self.machines[n].is_stuck {
             return;

@@ -1,5 +1,5 @@
-//! Writes the decision about one pod, and records events. Every write is conditional on the revision that the decision is based
-//! on; the reply goes to the cache. Makes no decisions.
+//! Writes the decision about one pod, and records events. Every write is conditional on the revision that the decision
+//! is based on; the reply goes to the cache. Makes no decisions.
 
 use std::sync::Arc;
 

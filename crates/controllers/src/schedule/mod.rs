@@ -2,20 +2,21 @@
 //!
 //! Guarantees:
 //! - A pod is bound once, and only when each of its claims is bound to a volume that the node reaches.
-//! - A decision about claims is written to the API before another component acts on it: the claim's reference on an existing
-//!   volume, or the selected node on a claim to be provisioned. After a restart the decision is read from there.
+//! - A decision about claims is written to the API before another component acts on it: the claim's reference on an
+//!   existing volume, or the selected node on a claim to be provisioned. After a restart the decision is read from
+//!   there.
 //! - One task decides about all pods, one after another, on one state. So no two pods get the same resources or volume.
-//! - A pod that no node can run gets the reasons, each with the number of nodes, and is tried again after a change that can
-//!   resolve one of them.
+//! - A pod that no node can run gets the reasons, each with the number of nodes, and is tried again after a change that
+//!   can resolve one of them.
 //!
-//! Assumes: the binder binds claims to volumes that are reserved for them, and sets the provisioner on claims with a selected
-//! node; a provisioner that cannot create a volume for the node removes the selected node from the claim.
+//! Assumes: the binder binds claims to volumes that are reserved for them, and sets the provisioner on claims with a
+//! selected node; a provisioner that cannot create a volume for the node removes the selected node from the claim.
 //!
-//! Ignores pods with a node, with another `schedulerName` or with scheduling gates. Does not implement preemption, affinity
-//! between pods and topology spread constraints.
+//! Ignores pods with a node, with another `schedulerName` or with scheduling gates. Does not implement preemption,
+//! affinity between pods and topology spread constraints.
 //!
-//! Crash points: `schedule:volume-reserved` after a volume's claimRef was written, `schedule:node-selected` after the node was
-//! written to a claim, `schedule:pod-bound` after the binding.
+//! Crash points: `schedule:volume-reserved` after a volume's claimRef was written, `schedule:node-selected` after the
+//! node was written to a claim, `schedule:pod-bound` after the binding.
 
 mod act;
 pub mod decide;
@@ -43,7 +44,8 @@ use observe::{ScheduleObserver, SchedulerWorkItem};
 const MAX_CONCURRENT_WRITES: usize = 128;
 /// How many changes are applied to the state before the next decisions.
 const MAX_CHANGES_PER_BATCH: usize = 512;
-/// The backoff of a pod whose decision could not be written. It doubles with each failure in a row, up to [`MAX_BACKOFF`].
+/// The backoff of a pod whose decision could not be written. It doubles with each failure in a row, up to
+/// [`MAX_BACKOFF`].
 const WRITE_BACKOFF: Duration = Duration::from_millis(10);
 /// The backoff after a reservation was given up, instead of [`WRITE_BACKOFF`].
 const RELEASE_BACKOFF: Duration = Duration::from_secs(1);
@@ -107,8 +109,8 @@ impl Scheduler {
         while self.writes.join_next().await.is_some() {}
     }
 
-    /// Applies this change and those queued behind it, up to [`MAX_CHANGES_PER_BATCH`], so that many changes cost one round of
-    /// decisions.
+    /// Applies this change and those queued behind it, up to [`MAX_CHANGES_PER_BATCH`], so that many changes cost one
+    /// round of decisions.
     async fn apply_changes(&mut self, first: SchedulerWorkItem) {
         let mut next = Some(first);
         let mut applied = 0;

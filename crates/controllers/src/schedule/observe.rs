@@ -1,7 +1,7 @@
 //! Brings changes from the caches into the [`SchedulerState`].
 //!
-//! A change only queues the object's key. The state gets the object that the cache has when the key is handled, so that the order
-//! of notifications about one object does not matter. Decides nothing.
+//! A change only queues the object's key. The state gets the object that the cache has when the key is handled, so that
+//! the order of notifications about one object does not matter. Decides nothing.
 
 mod relevance;
 

@@ -1,4 +1,5 @@
-//! Faults between the controller and its API server: lost replies, late watch events, and writes of other clients in between.
+//! Faults between the controller and its API server: lost replies, late watch events, and writes of other clients in
+//! between.
 
 use std::sync::Arc;
 

@@ -28,8 +28,8 @@ pub(super) struct VolumePlan {
 }
 
 impl SchedulerState {
-    /// Runs the checks in order and returns the rejections of the first one that fails. Affinity of bound volumes, volumes for
-    /// delayed claims and missing volumes are one check: their rejections are returned together.
+    /// Runs the checks in order and returns the rejections of the first one that fails. Affinity of bound volumes,
+    /// volumes for delayed claims and missing volumes are one check: their rejections are returned together.
     pub(super) fn check_node(
         &self,
         info: &NodeInfo,
@@ -103,8 +103,8 @@ impl SchedulerState {
             let is_selected = delayed.selected_node.as_deref() == node.object.metadata.name.as_deref();
             match &delayed.selected_node {
                 Some(_) if !is_selected => return Err(NodeRejection::NoMatchingVolume),
-                // The provisioner is already at work: no existing volume is matched, and the provisioner itself checks the
-                // capacity.
+                // The provisioner is already at work: no existing volume is matched, and the provisioner itself checks
+                // the capacity.
                 Some(_) => self.check_provisioning(info, node, delayed)?,
                 None => {
                     if let Some(volume) = self.find_existing_volume(info, node, delayed, &plan)? {
@@ -120,8 +120,8 @@ impl SchedulerState {
         Ok(plan)
     }
 
-    /// A volume whose claimRef names the claim, or the smallest free volume that suits it and that the node reaches. Volumes
-    /// that `plan` has for other claims of the pod are excluded.
+    /// A volume whose claimRef names the claim, or the smallest free volume that suits it and that the node reaches.
+    /// Volumes that `plan` has for other claims of the pod are excluded.
     fn find_existing_volume(
         &self,
         info: &NodeInfo,
@@ -253,8 +253,8 @@ fn check_resources(
     Ok(())
 }
 
-/// Compares the zone and region labels of the volume with those of the node. A node without any such label matches every
-/// volume.
+/// Compares the zone and region labels of the volume with those of the node. A node without any such label matches
+/// every volume.
 fn is_in_volume_zone(volume: &PersistentVolume, node: &ParsedNode) -> bool {
     const KEYS: [(&str, &str); 4] = [
         (label::ZONE, label::ZONE),

@@ -1,9 +1,9 @@
-//! Decides on which node a pod runs, and what must be written before it is bound. Pure: the [`SchedulerState`] holds all data, and
-//! the caller passes the time.
+//! Decides on which node a pod runs, and what must be written before it is bound. Pure: the [`SchedulerState`] holds
+//! all data, and the caller passes the time.
 //!
-//! A pod is scheduled in three steps. First it gets a node that can run it. If it has unbound claims, the node is reserved: the
-//! existing volumes that match are written with the claim's reference, the other claims are written with the selected node, and
-//! the pod waits. When the binder has bound all claims, the pod is bound to the node.
+//! A pod is scheduled in three steps. First it gets a node that can run it. If it has unbound claims, the node is
+//! reserved: the existing volumes that match are written with the claim's reference, the other claims are written with
+//! the selected node, and the pod waits. When the binder has bound all claims, the pod is bound to the node.
 
 mod fit;
 mod node_info;
@@ -65,8 +65,9 @@ pub enum DecisionOutcome {
 }
 
 impl SchedulerState {
-    /// Decides about the next pod of the queue, and assumes that the decision will be written. The caller must report the outcome
-    /// with [`SchedulerState::complete`], except for `AwaitVolumes`. The pod is not decided about again before that.
+    /// Decides about the next pod of the queue, and assumes that the decision will be written. The caller must report
+    /// the outcome with [`SchedulerState::complete`], except for `AwaitVolumes`. The pod is not decided about again
+    /// before that.
     pub fn next_decision(&mut self, now: Timestamp) -> Option<(Arc<Pod>, ScheduleDecision)> {
         loop {
             let (_, _, key) = self.queue.pop_first()?;
@@ -96,8 +97,8 @@ impl SchedulerState {
         }
     }
 
-    /// Records whether the decision about a pod was written. If the write of a `Reserve` or `Bind` failed, the pod's reservation
-    /// is released; the caller queues the pod again with [`SchedulerState::enqueue`], after a delay.
+    /// Records whether the decision about a pod was written. If the write of a `Reserve` or `Bind` failed, the pod's
+    /// reservation is released; the caller queues the pod again with [`SchedulerState::enqueue`], after a delay.
     pub fn complete(&mut self, key: &Key, decision: &ScheduleDecision, outcome: DecisionOutcome) {
         let Some(in_flight) = self.in_flight.remove(key) else { return };
         match (decision, outcome) {

@@ -13,7 +13,8 @@ use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
 use super::resources::{HostPort, InlineDisk, PodResources, ResourceAmounts, add, amounts, subtract};
 use super::unschedulable::ClusterEvents;
 
-/// A volume as its driver identifies it. For a volume that is not provisioned yet, the claim's key stands for the handle.
+/// A volume as its driver identifies it. For a volume that is not provisioned yet, the claim's key stands for the
+/// handle.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct VolumeHandle {
     pub(super) driver: String,
@@ -80,8 +81,8 @@ pub(super) struct NodeUsage {
 }
 
 impl NodeInfo {
-    /// Returns true if the volume's node affinity includes the node. If the node handles the volume's in-tree plugin by its CSI
-    /// driver, the affinity is translated to the driver's topology first.
+    /// Returns true if the volume's node affinity includes the node. If the node handles the volume's in-tree plugin by
+    /// its CSI driver, the affinity is translated to the driver's topology first.
     pub(super) fn can_reach(&self, node: &Node, volume: &PersistentVolume) -> bool {
         let translated = migrate::volume(volume).ok().filter(|translated| {
             let driver = translated.spec.as_ref().and_then(|s| s.csi.as_ref()).map(|csi| csi.driver.as_str());

@@ -73,8 +73,8 @@ fn requests_of(resources: Option<&ResourceRequirements>) -> ResourceAmounts {
     amounts(resources.and_then(|r| r.requests.as_ref()))
 }
 
-/// The maximum over the pod's life: each init container in turn, beside the sidecars started before it, then all containers
-/// and sidecars together.
+/// The maximum over the pod's life: each init container in turn, beside the sidecars started before it, then all
+/// containers and sidecars together.
 fn pod_requests(pod: &Pod) -> ResourceAmounts {
     let Some(spec) = &pod.spec else { return ResourceAmounts::new() };
     let mut running = ResourceAmounts::new();

@@ -28,9 +28,9 @@ pub(super) struct Candidate<'s> {
 }
 
 impl SchedulerState {
-    /// The candidate with the highest score, which prefers few untolerated `PreferNoSchedule` taints, preferred node affinity,
-    /// free resources and suitable storage. Nodes that a provisioner returned come last. Ties go to the node with fewer pods,
-    /// then to the first in the order of `candidates`.
+    /// The candidate with the highest score, which prefers few untolerated `PreferNoSchedule` taints, preferred node
+    /// affinity, free resources and suitable storage. Nodes that a provisioner returned come last. Ties go to the node
+    /// with fewer pods, then to the first in the order of `candidates`.
     pub(super) fn best_candidate<'s>(
         &self,
         requirements: &PodRequirements,
@@ -52,8 +52,9 @@ impl SchedulerState {
         best.map(|(_, candidate)| candidate)
     }
 
-    /// The mean over the classes of the pod's delayed claims. Existing volumes score higher the less of them stays unused;
-    /// volumes to be provisioned score higher the more storage is left. With any existing volume only those count.
+    /// The mean over the classes of the pod's delayed claims. Existing volumes score higher the less of them stays
+    /// unused; volumes to be provisioned score higher the more storage is left. With any existing volume only those
+    /// count.
     fn storage_score(&self, candidate: &Candidate<'_>, requirements: &PodRequirements) -> i64 {
         let matched = &candidate.plan.matched;
         let mut classes: BTreeMap<&str, (i64, i64)> = BTreeMap::new();

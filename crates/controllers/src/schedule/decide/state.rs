@@ -1,8 +1,8 @@
-//! The scheduler's state: the objects that decisions read, with indexes, and the queue of pods to decide about. Pure: it is updated
-//! change by change with plain objects.
+//! The scheduler's state: the objects that decisions read, with indexes, and the queue of pods to decide about. Pure:
+//! it is updated change by change with plain objects.
 //!
-//! A decision is assumed before it is written: the volume or claim with the change replaces the original, until the original
-//! changes or the write fails. So pods that are decided one after another see each other's decisions.
+//! A decision is assumed before it is written: the volume or claim with the change replaces the original, until the
+//! original changes or the write fails. So pods that are decided one after another see each other's decisions.
 
 use std::borrow::Borrow;
 use std::cmp::Reverse;
@@ -26,15 +26,15 @@ use super::unschedulable::ClusterEvents;
 /// The `schedulerName` of the pods that this scheduler handles.
 pub const SCHEDULER_NAME: &str = "default-scheduler";
 
-/// See the file's comment. The `set_` functions take an object as it is now, or `None` if it does not exist. They may be called
-/// in any order, and repeatedly.
+/// See the file's comment. The `set_` functions take an object as it is now, or `None` if it does not exist. They may
+/// be called in any order, and repeatedly.
 #[derive(Debug, Default)]
 pub struct SchedulerState {
     pub(super) nodes: BTreeMap<String, NodeInfo>,
     pub(super) claims: HashMap<Key, Assumable<PersistentVolumeClaim>>,
     pub(super) volumes: HashMap<String, VolumeEntry>,
-    /// Volumes without claimRef, by class and then by each hostname in their node affinity; `None` for volumes whose affinity
-    /// names no hostnames.
+    /// Volumes without claimRef, by class and then by each hostname in their node affinity; `None` for volumes whose
+    /// affinity names no hostnames.
     pub(super) free_by_class: HashMap<String, HashMap<Option<String>, VolumesBySize>>,
     /// Names of volumes by the claim in their claimRef, sorted.
     pub(super) volumes_by_claim: HashMap<Key, Vec<String>>,
@@ -128,7 +128,8 @@ impl<K: Resource + Packable> Assumable<K> {
         self.assumed.clone().unwrap_or_else(|| self.original.object())
     }
 
-    /// Replaces the original. The assumed version stays only if `original` has the same uid and resourceVersion as before.
+    /// Replaces the original. The assumed version stays only if `original` has the same uid and resourceVersion as
+    /// before.
     pub(super) fn update(self, original: Arc<K>) -> Self {
         let is_unchanged = |_: &Arc<K>| {
             let before = self.original.object();
@@ -195,7 +196,8 @@ impl SchedulerState {
         self.on_claim_change(key);
     }
 
-    /// Sets the claim's assumed version, which is valid until the claim changes or [`SchedulerState::revert_claim`] is called.
+    /// Sets the claim's assumed version, which is valid until the claim changes or [`SchedulerState::revert_claim`] is
+    /// called.
     pub(super) fn assume_claim(&mut self, key: &Key, claim: Arc<PersistentVolumeClaim>) {
         if let Some(entry) = self.claims.get_mut(key) {
             entry.assumed = Some(claim);

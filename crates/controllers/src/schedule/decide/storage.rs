@@ -1,8 +1,9 @@
-//! StorageClasses and CSIStorageCapacity objects of the [`SchedulerState`], and the storage that pods with a reserved node are
-//! going to use. Pure.
+//! StorageClasses and CSIStorageCapacity objects of the [`SchedulerState`], and the storage that pods with a reserved
+//! node are going to use. Pure.
 //!
-//! A driver updates its CSIStorageCapacity objects some time after it has created volumes. Until a claim is bound, its request is
-//! subtracted from the capacity here, so that pods decided one after another do not all count on the same bytes.
+//! A driver updates its CSIStorageCapacity objects some time after it has created volumes. Until a claim is bound, its
+//! request is subtracted from the capacity here, so that pods decided one after another do not all count on the same
+//! bytes.
 
 use std::sync::Arc;
 
@@ -34,8 +35,8 @@ pub(super) struct StorageReservation {
 }
 
 impl CapacityInfo {
-    /// Returns true if a volume of this size can be created. Without reservations only the largest possible volume counts, as
-    /// in Kubernetes.
+    /// Returns true if a volume of this size can be created. Without reservations only the largest possible volume
+    /// counts, as in Kubernetes.
     pub(super) fn fits(&self, bytes: i64) -> bool {
         let is_small_enough = max_volume_bytes(&self.object).is_some_and(|limit| limit >= bytes);
         is_small_enough && self.available_bytes().is_none_or(|available| self.reserved_bytes == 0 || available >= bytes)

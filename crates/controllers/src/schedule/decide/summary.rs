@@ -17,8 +17,8 @@ impl SchedulerState {
         self.volumes.keys().cloned().collect()
     }
 
-    /// Claims, volumes, pods and the queue, with revisions. Two states with equal summaries give equal decisions about pods of
-    /// the class `fast` on the node `n1`.
+    /// Claims, volumes, pods and the queue, with revisions. Two states with equal summaries give equal decisions about
+    /// pods of the class `fast` on the node `n1`.
     pub(in crate::schedule) fn summary(&self) -> Vec<String> {
         let version = |volume: Option<Arc<PersistentVolume>>| {
             volume.map(|v| (v.metadata.name.clone(), v.metadata.resource_version.clone()))

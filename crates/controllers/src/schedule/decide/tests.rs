@@ -6,6 +6,8 @@ use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, Stor
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
+const NO_VOLUME: &str = "node(s) didn't find available persistent volumes to bind";
+
 /// A scheduler's state, with functions that add objects. Each object gets a new revision, as from an API server.
 struct TestCluster {
     state: SchedulerState,
@@ -508,4 +510,5 @@ fn bound_volumes_must_reach_the_node() {
 }
 
 mod queue;
+mod reservations;
 mod volumes;

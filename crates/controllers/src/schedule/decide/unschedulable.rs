@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::BitOr;
 
-/// A set of kinds of changes in the cluster. A pending pod is queued again when one of the kinds happens that can resolve its
-/// rejections.
+/// A set of kinds of changes in the cluster. A pending pod is queued again when one of the kinds happens that can
+/// resolve its rejections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClusterEvents(u8);
 

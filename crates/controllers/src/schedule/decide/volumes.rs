@@ -1,4 +1,5 @@
-//! The volumes of the [`SchedulerState`]: which are free and for which hosts, and which are reserved for which claim. Pure.
+//! The volumes of the [`SchedulerState`]: which are free and for which hosts, and which are reserved for which claim.
+//! Pure.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,8 +19,8 @@ impl SchedulerState {
         self.volumes_by_claim.get(claim).into_iter().flatten().filter_map(|name| self.volume(name))
     }
 
-    /// Free volumes of a class with at least `min_bytes`, the smallest first. Contains all volumes that the host reaches, and
-    /// volumes without hostname affinity that it may not reach.
+    /// Free volumes of a class with at least `min_bytes`, the smallest first. Contains all volumes that the host
+    /// reaches, and volumes without hostname affinity that it may not reach.
     pub(super) fn free_volumes(
         &self,
         class: &str,

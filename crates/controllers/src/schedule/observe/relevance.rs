@@ -1,11 +1,13 @@
 //! Selects the claims and volumes that the [`SchedulerState`] must contain, and gives them to it.
 //!
-//! Most claims are bound and used by no pending or assigned pod. Neither they nor their volumes can affect a decision, and with many
-//! of them they would take most of the state's memory. They are read from the cache when a pod appears that uses them.
+//! Most claims are bound and used by no pending or assigned pod. Neither they nor their volumes can affect a decision,
+//! and with many of them they would take most of the state's memory. They are read from the cache when a pod appears
+//! that uses them.
 //!
 //! The state contains
 //! - the claims that a pending or assigned pod uses,
-//! - all volumes, except those that are bound for good to a claim that is not in the state, and have no VolumeAttachment.
+//! - all volumes, except those that are bound for good to a claim that is not in the state, and have no
+//!   VolumeAttachment.
 
 use std::sync::Arc;
 
@@ -76,7 +78,8 @@ impl<L: CacheLookup> StateUpdate<'_, L> {
         }
     }
 
-    /// Adds or removes the volume if its relevance has changed. A volume that stays is not updated: its own change does that.
+    /// Adds or removes the volume if its relevance has changed. A volume that stays is not updated: its own change does
+    /// that.
     fn update_volume_relevance(&mut self, name: &str) {
         let is_relevant = self.lookup.volume(name).is_some_and(|volume| self.is_relevant(name, &volume));
         if is_relevant != self.state.has_volume(name) {
@@ -84,8 +87,8 @@ impl<L: CacheLookup> StateUpdate<'_, L> {
         }
     }
 
-    /// A volume whose claim is bound to it for good is irrelevant while the claim is not in the state and the volume is not
-    /// attached. [`StateUpdate::apply_claim`] adds it together with the claim.
+    /// A volume whose claim is bound to it for good is irrelevant while the claim is not in the state and the volume is
+    /// not attached. [`StateUpdate::apply_claim`] adds it together with the claim.
     fn is_relevant(&self, name: &str, volume: &PersistentVolume) -> bool {
         let Some(reference) = claim_ref(volume) else { return true };
         let key = claim_ref_key(reference);
