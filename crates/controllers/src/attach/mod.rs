@@ -35,6 +35,7 @@ mod memory;
 mod observe;
 #[cfg(test)]
 mod simulation;
+mod volume_identity;
 
 use std::time::{Duration, Instant};
 
