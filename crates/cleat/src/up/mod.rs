@@ -45,7 +45,7 @@ pub struct StackConfig {
     /// The directory of FlexVolume drivers; `None` for the one in the data directory.
     pub flex_drivers: Option<PathBuf>,
     /// When volumes are detached from nodes that are not ready.
-    pub attach: attach::Policy,
+    pub attach: attach::DetachPolicy,
     /// The `cleat` binary, which is also the driver's program.
     pub program: PathBuf,
     /// The drivers' log level; `None` for that of this process. The environment variable `CLEAT_LOG` has precedence.
@@ -64,7 +64,7 @@ impl StackConfig {
             audit_log: None,
             encryption_key: None,
             flex_drivers: None,
-            attach: attach::Policy::default(),
+            attach: attach::DetachPolicy::default(),
             program: program.into(),
             driver_log: Some("error"),
             without: Vec::new(),
@@ -92,8 +92,8 @@ pub async fn command(args: UpArgs) -> Result<()> {
     let stop = CancellationToken::new();
     signals::cancel_on_termination(stop.clone())?;
     let attach = match args.disable_force_detach_on_timeout {
-        true => attach::Policy { force_after: None },
-        false => attach::Policy::default(),
+        true => attach::DetachPolicy { force_after: None },
+        false => attach::DetachPolicy::default(),
     };
     let config = StackConfig {
         data_dir: args.data_dir,

@@ -1,4 +1,5 @@
-//! Makes and deletes VolumeAttachments, and tells nodes what they have.
+//! Creates and deletes VolumeAttachments, writes `status.volumesAttached`, and records events. Makes no decisions; the
+//! only condition that it checks is the live Node before a deletion.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,45 +13,46 @@ use k8s_openapi::api::storage::v1::{VolumeAttachment, VolumeAttachmentSource, Vo
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tracing::{debug, info, warn};
 
-use super::Attacher;
+use super::AttachController;
 use super::decide::{
-    ANSWER_WITHIN, Check, Detach, NodeDecision, NodeSeen, Source, Told, VolumeDecision, VolumeSeen, Wait, holders,
+    ATTACH_TIMEOUT, AttachDecision, AttachNodeSnapshot, AttachWait, AttachmentSource, Detach, DetachCondition,
+    DetachPlan, ReportedVolume, describe_users,
 };
-use super::observe::{in_use, reported};
+use super::observe::{reported_volumes, volumes_in_use};
 
-impl Attacher {
-    /// Returns when to look again.
-    pub(super) async fn settle_volume(
+impl AttachController {
+    /// Returns after which time the volume must be reconciled again, if nothing changes until then.
+    pub(super) async fn act_on_volume(
         &self,
-        seen: &VolumeSeen,
-        decision: VolumeDecision,
+        unique_name: &str,
+        decision: AttachDecision,
     ) -> Result<Option<Duration>, WriteError> {
         match decision {
-            VolumeDecision::Attach { node, source } => {
-                self.attach(seen, &node, source).await?;
+            AttachDecision::Attach { node, source } => {
+                self.attach(unique_name, &node, source).await?;
                 Ok(None)
             }
-            VolumeDecision::Wait { node, why } => {
-                self.wait(seen, &node, &why);
-                Ok(match why {
-                    Wait::ForDriver(time) => Some(time),
-                    Wait::Unanswered => Some(ANSWER_WITHIN),
-                    Wait::HeldElsewhere { .. } | Wait::Failing(_) | Wait::ForDetach => None,
+            AttachDecision::Wait { node, reason } => {
+                self.record_wait(unique_name, &node, &reason);
+                Ok(match reason {
+                    AttachWait::ForDriver(time) => Some(time),
+                    AttachWait::DriverTimedOut => Some(ATTACH_TIMEOUT),
+                    AttachWait::AttachedElsewhere { .. } | AttachWait::DriverFailed(_) | AttachWait::ForDetach => None,
                 })
             }
         }
     }
 
-    async fn attach(&self, seen: &VolumeSeen, node: &str, source: Source) -> Result<(), WriteError> {
-        let Some((driver, handle)) = flex::attacher_and_handle(&seen.unique) else {
-            warn!(volume = seen.unique, "a volume whose handle holds a caret cannot be attached");
+    async fn attach(&self, unique_name: &str, node: &str, source: AttachmentSource) -> Result<(), WriteError> {
+        let Some((driver, handle)) = flex::attacher_and_handle(unique_name) else {
+            warn!(volume = unique_name, "volume cannot be attached: its handle contains a caret");
             return Ok(());
         };
         let source = match source {
-            Source::Volume(name) => {
+            AttachmentSource::PersistentVolume(name) => {
                 VolumeAttachmentSource { persistent_volume_name: Some(name), inline_volume_spec: None }
             }
-            Source::Inline(spec) => {
+            AttachmentSource::Inline(spec) => {
                 VolumeAttachmentSource { persistent_volume_name: None, inline_volume_spec: Some(*spec) }
             }
         };
@@ -59,55 +61,55 @@ impl Attacher {
             spec: VolumeAttachmentSpec { attacher: driver.to_owned(), node_name: node.to_owned(), source },
             status: None,
         };
-        self.request(&seen.unique, attachment).await?;
-        info!(volume = seen.unique, node, "attachment requested");
+        self.create(unique_name, attachment).await?;
+        info!(volume = unique_name, node, "attach requested");
         cleat_crash::point("attach:requested");
         Ok(())
     }
 
-    /// Makes the attachment. Without an answer it may exist or not: the wish is kept, and repeated before anything else is
-    /// decided about the volume.
-    async fn request(&self, unique: &str, attachment: VolumeAttachment) -> Result<(), WriteError> {
+    /// Creates the attachment. Without an answer it may exist or not: it stays in memory as a pending create, which is
+    /// repeated before the next decision about the volume.
+    async fn create(&self, unique_name: &str, attachment: VolumeAttachment) -> Result<(), WriteError> {
         let key = Key::of(&attachment.metadata);
-        self.observed.intend(unique, &attachment);
-        let made = match write::create(&self.context.client, &attachment).await {
-            Ok(made) => Some(made),
-            Err(error) if error.already_exists() => write::get_live(&self.context.client, &key).await?.map(Arc::new),
+        self.memory.add_pending_create(unique_name, &attachment);
+        let created = match write::create(&self.context.client, &attachment).await {
+            Ok(created) => Some(created),
+            Err(error) if error.already_exists() => write::live(&self.context.client, &key).await?.map(Arc::new),
             Err(error) => {
                 if error.is_refused() {
-                    self.observed.settle_intent(unique, &attachment);
+                    self.memory.remove_pending_create(unique_name, &attachment);
                 }
                 return Err(error);
             }
         };
-        made.into_iter().for_each(|made| self.observed.attachments.observe_write(made));
-        self.observed.settle_intent(unique, &attachment);
+        created.into_iter().for_each(|created| self.observer.attachments.observe_write(created));
+        self.memory.remove_pending_create(unique_name, &attachment);
         Ok(())
     }
 
-    /// Repeats the wishes that got no answer.
-    pub(super) async fn repeat_intents(&self, unique: &str) -> Result<(), WriteError> {
-        for attachment in self.observed.intended(unique) {
-            self.request(unique, attachment).await?;
+    /// Repeats the create requests that got no answer.
+    pub(super) async fn repeat_pending_creates(&self, unique_name: &str) -> Result<(), WriteError> {
+        for attachment in self.memory.pending_creates(unique_name) {
+            self.create(unique_name, attachment).await?;
         }
         Ok(())
     }
 
-    fn wait(&self, seen: &VolumeSeen, node: &str, why: &Wait) {
-        debug!(volume = seen.unique, node, ?why, "waiting");
-        let volume = self.observed.shown(&seen.unique);
-        let message = match why {
-            Wait::ForDriver(_) | Wait::ForDetach => return,
-            Wait::Unanswered => {
-                format!("AttachVolume.Attach failed for volume \"{volume}\" : {}", unanswered(&seen.unique))
+    fn record_wait(&self, unique_name: &str, node: &str, reason: &AttachWait) {
+        debug!(volume = unique_name, node, ?reason, "volume not attached yet");
+        let volume = self.observer.display_name(unique_name);
+        let message = match reason {
+            AttachWait::ForDriver(_) | AttachWait::ForDetach => return,
+            AttachWait::DriverTimedOut => {
+                format!("AttachVolume.Attach failed for volume \"{volume}\" : {}", timeout_message(unique_name))
             }
-            Wait::Failing(error) => format!("AttachVolume.Attach failed for volume \"{volume}\" : {error}"),
-            Wait::HeldElsewhere { .. } => format!("Waiting for detach for volume \"{volume}\""),
+            AttachWait::DriverFailed(error) => format!("AttachVolume.Attach failed for volume \"{volume}\" : {error}"),
+            AttachWait::AttachedElsewhere { .. } => format!("Waiting for detach for volume \"{volume}\""),
         };
-        for pod in self.observed.waiting(&seen.unique, node) {
-            let message = match why {
-                Wait::HeldElsewhere { pods, .. } => {
-                    format!("{message} {}", holders(pods, pod.metadata.namespace.as_deref()))
+        for pod in self.observer.pods_on_node(unique_name, node) {
+            let message = match reason {
+                AttachWait::AttachedElsewhere { pods, .. } => {
+                    format!("{message} {}", describe_users(pods, pod.metadata.namespace.as_deref()))
                 }
                 _ => message.clone(),
             };
@@ -115,32 +117,32 @@ impl Attacher {
         }
     }
 
-    /// First the node is told, then what it was told of goes.
-    pub(super) async fn settle_node(&self, seen: &NodeSeen, decision: NodeDecision) -> Result<(), WriteError> {
-        if let Some(report) = decision.report {
-            self.report(seen, &report).await?;
+    /// Writes the report before it detaches: the node must not mount a volume that is about to be detached.
+    pub(super) async fn act_on_node(&self, snapshot: &AttachNodeSnapshot, plan: DetachPlan) -> Result<(), WriteError> {
+        if let Some(report) = plan.report {
+            self.report(snapshot, &report).await?;
         }
-        if !decision.detach.is_empty() {
-            self.detach(seen, &decision.detach).await?;
+        if !plan.detach.is_empty() {
+            self.detach(&snapshot.name, &plan.detach).await?;
         }
         Ok(())
     }
 
-    async fn report(&self, seen: &NodeSeen, report: &[Told]) -> Result<(), WriteError> {
-        let entry = |told: &Told| serde_json::json!({ "name": told.unique, "devicePath": told.device });
+    async fn report(&self, snapshot: &AttachNodeSnapshot, report: &[ReportedVolume]) -> Result<(), WriteError> {
+        let entry = |volume: &ReportedVolume| serde_json::json!({ "name": volume.unique_name, "devicePath": volume.device_path });
         let attached: Vec<_> = report.iter().map(entry).collect();
         let patch = serde_json::json!({ "status": { "volumesAttached": attached } });
-        let key = Key::cluster(seen.name.clone());
+        let key = Key::cluster(snapshot.name.clone());
         let written = write::merge::<Node>(&self.context.client, Part::Status, &key, &patch).await;
-        written.map(|node| self.observed.nodes.observe_write(node)).or_else(WriteError::ignore_not_found)?;
-        info!(node = seen.name, attached = report.len(), "node told what is attached");
-        let before = seen.reported.as_deref().unwrap_or_default();
-        let is_new = |told: &&Told| !before.iter().any(|before| before.unique == told.unique);
-        let new: Vec<&Told> = report.iter().filter(is_new).collect();
+        written.map(|node| self.observer.nodes.observe_write(node)).or_else(WriteError::absent_is_fine)?;
+        info!(node = snapshot.name, attached = report.len(), "attached volumes reported");
+        let before = snapshot.reported.as_deref().unwrap_or_default();
+        let is_new = |volume: &&ReportedVolume| !before.iter().any(|before| before.unique_name == volume.unique_name);
+        let new: Vec<&ReportedVolume> = report.iter().filter(is_new).collect();
         cleat_crash::point(if new.is_empty() { "attach:unreported" } else { "attach:reported" });
-        for Told { unique, .. } in new {
-            let volume = self.observed.shown(unique);
-            for pod in self.observed.waiting(unique, &seen.name) {
+        for ReportedVolume { unique_name, .. } in new {
+            let volume = self.observer.display_name(unique_name);
+            for pod in self.observer.pods_on_node(unique_name, &snapshot.name) {
                 let message = format!("AttachVolume.Attach succeeded for volume \"{volume}\" ");
                 self.recorder.normal(pod.as_ref(), "SuccessfulAttachVolume", message);
             }
@@ -148,56 +150,62 @@ impl Attacher {
         Ok(())
     }
 
-    async fn detach(&self, seen: &NodeSeen, leaving: &[Detach]) -> Result<(), WriteError> {
-        let live = write::get_live::<Node>(&self.context.client, &Key::cluster(seen.name.clone())).await?;
-        let used = live.as_ref().map(in_use).unwrap_or_default();
-        let told = live.as_ref().map(reported).unwrap_or_default();
-        try_join_all(leaving.iter().map(|detach| async {
-            if told.iter().any(|told| told.unique == detach.unique) {
-                debug!(volume = detach.unique, node = seen.name, "the node is still told of it; it stays for now");
+    async fn detach(&self, node: &str, detaches: &[Detach]) -> Result<(), WriteError> {
+        let live = write::live::<Node>(&self.context.client, &Key::cluster(node)).await?;
+        let in_use = live.as_ref().map(volumes_in_use).unwrap_or_default();
+        let reported = live.as_ref().map(reported_volumes).unwrap_or_default();
+        try_join_all(detaches.iter().map(|detach| async {
+            let volume = &detach.unique_name;
+            if reported.iter().any(|reported| reported.unique_name == *volume) {
+                debug!(volume, node, "volume kept: the live Node still lists it as attached");
                 return Ok(());
             }
-            if used.contains(&detach.unique) {
-                match detach.check {
-                    Check::NotInUse => {
-                        debug!(volume = detach.unique, node = seen.name, "taken into use meanwhile; it stays attached");
+            if in_use.contains(volume) {
+                match detach.condition {
+                    DetachCondition::IfNotInUse => {
+                        debug!(volume, node, "volume kept: the live Node lists it as in use");
                         return Ok(());
                     }
-                    Check::Off | Check::Silent => {
-                        warn!(volume = detach.unique, node = seen.name, why = ?detach.check, "detached by force");
+                    DetachCondition::NodeOutOfService | DetachCondition::NodeTimedOut => {
+                        warn!(volume, node, condition = ?detach.condition, "volume in use is detached by force");
                     }
                 }
             }
             let key = Key::cluster(detach.attachment.clone());
-            let Some(attachment) = self.observed.attachments.get(&key) else { return Ok(()) };
+            let Some(attachment) = self.observer.attachments.get(&key) else { return Ok(()) };
             let deleted = write::delete(&self.context.client, attachment.as_ref()).await;
-            if let Some(held) = deleted.inspect_err(|_| self.observed.doubt(&detach.attachment))? {
-                self.observed.attachments.observe_write(held);
+            let remaining = deleted.inspect_err(|_| self.memory.add_uncertain_delete(&detach.attachment))?;
+            if let Some(remaining) = remaining {
+                self.observer.attachments.observe_write(remaining);
             }
-            info!(volume = detach.unique, node = seen.name, "detach requested");
+            info!(volume, node, "detach requested");
             cleat_crash::point("attach:detach-requested");
             Ok(())
         }))
         .await?;
-        // What was missed so far is known now, and brings the node here again.
-        live.into_iter().for_each(|node| self.observed.nodes.observe_write(node));
+        // If the live Node differs from the cached one in a way that matters, this queues the node again.
+        live.into_iter().for_each(|node| self.observer.nodes.observe_write(node));
         Ok(())
     }
 
-    /// Asks the server about attachments of the node that may or may not be leaving.
-    pub(super) async fn resolve_doubts(&self, node: &str) -> Result<(), WriteError> {
-        for key in self.observed.doubted_on(node) {
-            if let Some(live) = write::get_live::<VolumeAttachment>(&self.context.client, &key).await? {
-                self.observed.resolve(live);
+    /// Reads the node's attachments live whose delete request has an unknown result.
+    pub(super) async fn resolve_uncertain_deletes(&self, node: &str) -> Result<(), WriteError> {
+        if !self.memory.has_uncertain_deletes() {
+            return Ok(());
+        }
+        let names = self.observer.attachment_names_on(node);
+        for name in names.iter().filter(|name| self.memory.is_delete_uncertain(name)) {
+            if let Some(live) = write::live::<VolumeAttachment>(&self.context.client, &Key::cluster(name)).await? {
+                self.memory.remove_uncertain_delete(name);
+                self.observer.attachments.observe_write(live);
             }
         }
         Ok(())
     }
 }
 
-/// What the pods are told of a driver that does not answer.
-fn unanswered(unique: &str) -> String {
-    match flex::attacher_and_handle(unique) {
+fn timeout_message(unique_name: &str) -> String {
+    match flex::attacher_and_handle(unique_name) {
         Some((flex::ATTACHER, handle)) => {
             let (driver, volume) = flex::split_handle(handle).unwrap_or_default();
             format!("timed out waiting for FlexVolume driver {driver} to attach volume {volume}")

@@ -1,4 +1,5 @@
-//! Where a volume should be attached, and what a node is told and may lose. Pure.
+//! Decides to which nodes a volume is attached, which volumes a node reports as attached and which are detached. Pure:
+//! ages and waiting times are part of the snapshots.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -7,114 +8,134 @@ use cleat_api::Key;
 use k8s_openapi::api::core::v1::PersistentVolumeSpec;
 use k8s_openapi::jiff::Timestamp;
 
-/// How long a driver may leave an attachment unanswered before the pods are told.
-pub const ANSWER_WITHIN: Duration = Duration::from_secs(120);
+/// How long a VolumeAttachment may stay without an answer of its driver before the pods get an event.
+pub const ATTACH_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Everything about one volume that the decision needs. Several PersistentVolumes with one handle are one volume.
+/// Everything about one volume that [`volume`] reads. Several PersistentVolumes with the same driver and handle are one
+/// volume.
 #[derive(Clone, Debug, Default)]
-pub struct VolumeSeen {
-    /// The name in node status.
-    pub unique: String,
-    pub many_nodes: bool,
-    /// The driver wants attachments at all.
-    pub attachable: bool,
-    pub wanted: Vec<Wanted>,
+pub struct AttachVolumeSnapshot {
+    /// The volume's name in Node status.
+    pub unique_name: String,
+    pub allows_many_nodes: bool,
+    /// Whether the driver needs VolumeAttachments. False also while that is unknown.
+    pub needs_attach: bool,
+    pub users: Vec<VolumeUser>,
     /// The oldest first.
-    pub attached: Vec<Attached>,
+    pub attachments: Vec<AttachmentSnapshot>,
 }
 
 /// A pod that needs the volume on a node.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Wanted {
-    pub since: Option<Timestamp>,
+pub struct VolumeUser {
+    /// When the pod was created.
+    pub created: Option<Timestamp>,
     pub pod: Key,
     pub node: String,
-    pub source: Source,
+    pub source: AttachmentSource,
 }
 
-/// What the pod asks through.
+/// What the VolumeAttachment's `spec.source` refers to.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Source {
-    /// The PersistentVolume of that name.
-    Volume(String),
-    /// The pod itself describes the volume.
+pub enum AttachmentSource {
+    /// The PersistentVolume of this name.
+    PersistentVolume(String),
+    /// A volume that the pod defines inline, or a FlexVolume.
     Inline(Box<PersistentVolumeSpec>),
 }
 
-/// A VolumeAttachment.
+/// A VolumeAttachment of the volume.
 #[derive(Clone, Debug)]
-pub struct Attached {
+pub struct AttachmentSnapshot {
     pub node: String,
-    pub state: State,
-    /// Why the last try to attach it failed.
+    pub state: AttachmentState,
+    /// `status.attachError`: why the last attempt to attach failed.
     pub error: Option<String>,
     pub age: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// Made, and not confirmed: the driver may or may not have attached it.
+pub enum AttachmentState {
+    /// Created, and not confirmed: the driver may or may not have attached the volume.
     Unconfirmed,
-    Confirmed,
-    /// Deleted, and not gone yet.
-    Leaving,
+    /// `status.attached` is true.
+    Attached,
+    /// A delete was requested, and the object still exists or may exist.
+    Detaching,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum VolumeDecision {
-    Attach { node: String, source: Source },
-    Wait { node: String, why: Wait },
+pub enum AttachDecision {
+    Attach { node: String, source: AttachmentSource },
+    Wait { node: String, reason: AttachWait },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wait {
-    /// Another node has the only place; these pods use it there.
-    HeldElsewhere { holder: String, pods: Vec<Key> },
-    /// Look again after this long.
+pub enum AttachWait {
+    /// The volume allows one node only, and this other node has it; these pods use it there.
+    AttachedElsewhere { node: String, pods: Vec<Key> },
+    /// The driver still has this long to answer.
     ForDriver(Duration),
-    /// The driver has not answered for so long that the pods should know.
-    Unanswered,
-    /// The driver failed, and is asked again.
-    Failing(String),
-    /// The attachment is being taken away; a new one follows.
+    /// The driver has not answered within [`ATTACH_TIMEOUT`].
+    DriverTimedOut,
+    /// The driver failed with this message, and will be called again.
+    DriverFailed(String),
+    /// The node's attachment is being deleted. A new one is created afterwards.
     ForDetach,
 }
 
-pub fn volume(seen: &VolumeSeen) -> Vec<VolumeDecision> {
-    if !seen.attachable {
+/// What refers to a volume, as far as that is known without a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VolumeReferences {
+    pub has_pods: bool,
+    pub has_attachments: bool,
+}
+
+/// Returns true if neither [`volume`] nor [`node`] can decide anything about a volume with these references: `volume`
+/// decides per pod, `node` per attachment. Changes of such a volume or its claim need no reconcile.
+pub fn is_noop(references: VolumeReferences) -> bool {
+    !references.has_pods && !references.has_attachments
+}
+
+/// One decision for each node whose pods need the volume and do not have it yet.
+pub fn volume(snapshot: &AttachVolumeSnapshot) -> Vec<AttachDecision> {
+    if !snapshot.needs_attach {
         return Vec::new();
     }
-    let nodes: BTreeSet<&str> = seen.wanted.iter().map(|w| w.node.as_str()).collect();
-    let holder = holder(seen);
-    let decide = |node: &str| match holder {
-        Some(holder) if holder != node => Some(held(seen, node, holder)),
-        Some(_) | None => place(seen, node),
+    let nodes: BTreeSet<&str> = snapshot.users.iter().map(|user| user.node.as_str()).collect();
+    let exclusive_node = exclusive_node(snapshot);
+    let decide = |node: &str| match exclusive_node {
+        Some(other) if other != node => Some(wait_for_other_node(snapshot, node, other)),
+        Some(_) | None => attach_or_wait(snapshot, node),
     };
     nodes.into_iter().filter_map(decide).collect()
 }
 
-/// Who has the only place, where there is only one. Whoever has an attachment holds it, in whatever state and wanted or
-/// not, until it is gone; else the oldest pod's node gets it.
-fn holder(seen: &VolumeSeen) -> Option<&str> {
-    if seen.many_nodes {
+/// The only node that may have a volume which allows one node; `None` for volumes that allow many. A node with an
+/// attachment in any state, needed or not, keeps the volume until that object is gone. Without attachments the oldest
+/// pod's node gets it.
+fn exclusive_node(snapshot: &AttachVolumeSnapshot) -> Option<&str> {
+    if snapshot.allows_many_nodes {
         return None;
     }
-    let attached = seen.attached.first().map(|a| a.node.as_str());
-    attached.or_else(|| first(seen.wanted.iter()).map(|w| w.node.as_str()))
+    let attached = snapshot.attachments.first().map(|attachment| attachment.node.as_str());
+    attached.or_else(|| oldest(snapshot.users.iter()).map(|user| user.node.as_str()))
 }
 
-fn first<'a>(wanted: impl Iterator<Item = &'a Wanted>) -> Option<&'a Wanted> {
-    wanted.min_by_key(|w| (w.since, &w.pod, w.node.as_str()))
+fn oldest<'a>(users: impl Iterator<Item = &'a VolumeUser>) -> Option<&'a VolumeUser> {
+    users.min_by_key(|user| (user.created, &user.pod, user.node.as_str()))
 }
 
-fn held(seen: &VolumeSeen, node: &str, holder: &str) -> VolumeDecision {
-    let users = seen.wanted.iter().filter(|w| w.node == holder);
-    let why = Wait::HeldElsewhere { holder: holder.to_owned(), pods: users.map(|w| w.pod.clone()).collect() };
-    VolumeDecision::Wait { node: node.to_owned(), why }
+fn wait_for_other_node(snapshot: &AttachVolumeSnapshot, node: &str, other: &str) -> AttachDecision {
+    let users = snapshot.users.iter().filter(|user| user.node == other);
+    let pods = users.map(|user| user.pod.clone()).collect();
+    let reason = AttachWait::AttachedElsewhere { node: other.to_owned(), pods };
+    AttachDecision::Wait { node: node.to_owned(), reason }
 }
 
-/// Who has the volume, in words for a pod of this namespace: names of pods elsewhere are not for it.
-pub fn holders(pods: &[Key], namespace: Option<&str>) -> String {
+/// The part of an event's message that says which pods have the volume. It is for a pod of `namespace`, and does not
+/// reveal the names of pods in other namespaces.
+pub fn describe_users(pods: &[Key], namespace: Option<&str>) -> String {
     let (here, elsewhere): (Vec<&Key>, Vec<&Key>) = pods.iter().partition(|pod| pod.namespace.as_deref() == namespace);
     let names = here.iter().map(|pod| pod.name.as_str()).collect::<Vec<_>>().join(", ");
     match (here.len(), elsewhere.len()) {
@@ -127,144 +148,164 @@ pub fn holders(pods: &[Key], namespace: Option<&str>) -> String {
     }
 }
 
-fn place(seen: &VolumeSeen, node: &str) -> Option<VolumeDecision> {
-    let attached = seen.attached.iter().find(|a| a.node == node);
-    let why = match attached.map(|a| (a.state, &a.error, a.age)) {
-        Some((State::Confirmed, _, _)) => return None,
-        Some((State::Unconfirmed, Some(error), _)) => Wait::Failing(error.clone()),
-        Some((State::Unconfirmed, None, age)) if age >= ANSWER_WITHIN => Wait::Unanswered,
-        Some((State::Unconfirmed, None, age)) => Wait::ForDriver(ANSWER_WITHIN - age),
-        Some((State::Leaving, _, _)) => Wait::ForDetach,
+fn attach_or_wait(snapshot: &AttachVolumeSnapshot, node: &str) -> Option<AttachDecision> {
+    let attachment = snapshot.attachments.iter().find(|attachment| attachment.node == node);
+    let reason = match attachment.map(|attachment| (attachment.state, &attachment.error, attachment.age)) {
+        Some((AttachmentState::Attached, _, _)) => return None,
+        Some((AttachmentState::Unconfirmed, Some(error), _)) => AttachWait::DriverFailed(error.clone()),
+        Some((AttachmentState::Unconfirmed, None, age)) if age >= ATTACH_TIMEOUT => AttachWait::DriverTimedOut,
+        Some((AttachmentState::Unconfirmed, None, age)) => AttachWait::ForDriver(ATTACH_TIMEOUT - age),
+        Some((AttachmentState::Detaching, _, _)) => AttachWait::ForDetach,
         None => {
-            let asked = first(seen.wanted.iter().filter(|w| w.node == node))?;
-            return Some(VolumeDecision::Attach { node: node.to_owned(), source: asked.source.clone() });
+            let user = oldest(snapshot.users.iter().filter(|user| user.node == node))?;
+            return Some(AttachDecision::Attach { node: node.to_owned(), source: user.source.clone() });
         }
     };
-    Some(VolumeDecision::Wait { node: node.to_owned(), why })
+    Some(AttachDecision::Wait { node: node.to_owned(), reason })
 }
 
-/// Everything about one node that its report, and what leaves it, depend on.
+/// Everything about one node that [`node`] reads.
 #[derive(Clone, Debug, Default)]
-pub struct NodeSeen {
+pub struct AttachNodeSnapshot {
     pub name: String,
-    /// What `status.volumesAttached` lists now; `None` where there is no Node object.
-    pub reported: Option<Vec<Told>>,
-    /// The node leaves attaching to this controller. One that is gone did.
-    pub managed: bool,
-    pub ready: bool,
-    /// An administrator says that the machine is off.
-    pub out_of_service: bool,
-    pub volumes: Vec<NodeVolume>,
+    /// What `status.volumesAttached` lists now; `None` if the Node object does not exist.
+    pub reported: Option<Vec<ReportedVolume>>,
+    /// This controller attaches for the node. True if the Node object does not exist.
+    pub is_managed: bool,
+    pub is_ready: bool,
+    /// The Node has the `out-of-service` taint: an administrator says that the machine is off.
+    pub is_out_of_service: bool,
+    /// The attachments of the node that this controller owns or that a pod needs.
+    pub attachments: Vec<NodeAttachment>,
 }
 
 /// One entry of `status.volumesAttached`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
-    pub unique: String,
-    /// Empty where the node finds the device by itself.
-    pub device: String,
+pub struct ReportedVolume {
+    pub unique_name: String,
+    /// Empty if the node finds the device without it.
+    pub device_path: String,
 }
 
 /// A VolumeAttachment of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodeVolume {
-    pub attachment: String,
-    pub unique: String,
-    /// What the attachment says of the device.
-    pub device: String,
-    pub state: State,
-    pub wanted: Need,
-    pub usage: Usage,
+pub struct NodeAttachment {
+    /// The name of the VolumeAttachment.
+    pub name: String,
+    pub unique_name: String,
+    /// The device path in the attachment's status; empty if there is none.
+    pub device_path: String,
+    pub state: AttachmentState,
+    pub need: Need,
+    pub usage: VolumeUsage,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    Wanted,
-    /// No pod has needed it here for this long, as far as this process can tell.
-    Unwanted(Duration),
+    Needed,
+    /// No pod has needed the volume on the node for this long, counted from when this process first noticed.
+    UnneededFor(Duration),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Usage {
-    /// In `status.volumesInUse`.
+pub enum VolumeUsage {
+    /// In `status.volumesInUse`, or in that of the last Node object of this name.
     InUse,
     NotInUse,
-    /// There is no Node object, and nobody saw the last one.
+    /// The Node object does not exist, and this process did not see its last state.
     Unknown,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeDecision {
-    /// What the node is to be told, if that differs from what it is told now.
-    pub report: Option<Vec<Told>>,
-    /// What leaves the node, once it has been told so.
+pub struct DetachPlan {
+    /// The new `status.volumesAttached`, if it must change.
+    pub report: Option<Vec<ReportedVolume>>,
+    /// The attachments to delete, after the report was written.
     pub detach: Vec<Detach>,
-    /// When the next volume may be taken by force, if nothing changes.
-    pub again: Option<Duration>,
+    /// When the next volume may be detached by force, if nothing changes until then.
+    pub retry_after: Option<Duration>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Detach {
+    /// The name of the VolumeAttachment.
     pub attachment: String,
-    pub unique: String,
-    pub check: Check,
+    pub unique_name: String,
+    pub condition: DetachCondition,
 }
 
-/// Whether the node must be asked, live, that it does not use the volume.
+/// Under which condition on the live Node the attachment may be deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Check {
-    NotInUse,
-    /// The machine is off, an administrator says.
-    Off,
-    /// The node has been silent for too long.
-    Silent,
+pub enum DetachCondition {
+    /// Only if the live Node does not list the volume as in use.
+    IfNotInUse,
+    /// Also if it is listed as in use: an administrator says that the machine is off.
+    NodeOutOfService,
+    /// Also if it is listed as in use: the node has not been ready for too long.
+    NodeTimedOut,
 }
 
-/// What a volume that nobody needs on this node may come to.
+/// Whether an attachment stays on its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
-    Stays,
-    /// In use on a node that says nothing: it is taken after this long.
-    StaysFor(Duration),
-    Leaves(Check),
+enum DetachVerdict {
+    Keep,
+    /// In use on a node that is not ready: detach by force after this long.
+    KeepFor(Duration),
+    Detach(DetachCondition),
 }
 
-/// `force_after`: how long a node that is not ready may keep what nobody needs there; `None` for ever.
-pub fn node(seen: &NodeSeen, force_after: Option<Duration>) -> NodeDecision {
-    if !seen.managed {
-        return NodeDecision::default();
+/// `force_after`: how long a node that is not ready may keep a volume that no pod needs there; `None` for no limit.
+pub fn node(snapshot: &AttachNodeSnapshot, force_after: Option<Duration>) -> DetachPlan {
+    if !snapshot.is_managed {
+        return DetachPlan::default();
     }
-    let fates: Vec<(&NodeVolume, Fate)> = seen.volumes.iter().map(|v| (v, fate(seen, v, force_after))).collect();
-    let stays = fates.iter().filter(|(v, f)| v.state == State::Confirmed && !matches!(f, Fate::Leaves(_)));
-    let want: BTreeMap<&str, &str> = stays.map(|(v, _)| (v.unique.as_str(), v.device.as_str())).collect();
-    let report = seen.reported.as_ref().and_then(|reported| {
-        let have: BTreeMap<&str, &str> = reported.iter().map(|t| (t.unique.as_str(), t.device.as_str())).collect();
-        let told = |(unique, device): (&&str, &&str)| Told { unique: (*unique).into(), device: (*device).into() };
-        (want != have).then(|| want.iter().map(told).collect())
+    let verdicts: Vec<(&NodeAttachment, DetachVerdict)> = snapshot
+        .attachments
+        .iter()
+        .map(|attachment| (attachment, verdict(snapshot, attachment, force_after)))
+        .collect();
+    let kept = verdicts.iter().filter(|(attachment, verdict)| {
+        attachment.state == AttachmentState::Attached && !matches!(verdict, DetachVerdict::Detach(_))
     });
-    let leaves = fates.iter().filter(|(v, _)| v.state != State::Leaving).filter_map(|(v, fate)| match fate {
-        Fate::Leaves(check) => {
-            Some(Detach { attachment: v.attachment.clone(), unique: v.unique.clone(), check: *check })
-        }
-        Fate::Stays | Fate::StaysFor(_) => None,
+    let desired: BTreeMap<&str, &str> =
+        kept.map(|(attachment, _)| (attachment.unique_name.as_str(), attachment.device_path.as_str())).collect();
+    let report = snapshot.reported.as_ref().and_then(|reported| {
+        let current: BTreeMap<&str, &str> =
+            reported.iter().map(|volume| (volume.unique_name.as_str(), volume.device_path.as_str())).collect();
+        let entry = |(unique_name, device_path): (&&str, &&str)| ReportedVolume {
+            unique_name: (*unique_name).into(),
+            device_path: (*device_path).into(),
+        };
+        (desired != current).then(|| desired.iter().map(entry).collect())
     });
-    let waits = fates.iter().filter_map(|(_, fate)| match fate {
-        Fate::StaysFor(time) => Some(*time),
-        Fate::Stays | Fate::Leaves(_) => None,
+    let not_detaching = verdicts.iter().filter(|(attachment, _)| attachment.state != AttachmentState::Detaching);
+    let detach = not_detaching.filter_map(|(attachment, verdict)| match verdict {
+        DetachVerdict::Detach(condition) => Some(Detach {
+            attachment: attachment.name.clone(),
+            unique_name: attachment.unique_name.clone(),
+            condition: *condition,
+        }),
+        DetachVerdict::Keep | DetachVerdict::KeepFor(_) => None,
     });
-    NodeDecision { report, detach: leaves.collect(), again: waits.min() }
+    let deadlines = verdicts.iter().filter_map(|(_, verdict)| match verdict {
+        DetachVerdict::KeepFor(time) => Some(*time),
+        DetachVerdict::Keep | DetachVerdict::Detach(_) => None,
+    });
+    DetachPlan { report, detach: detach.collect(), retry_after: deadlines.min() }
 }
 
-fn fate(seen: &NodeSeen, volume: &NodeVolume, force_after: Option<Duration>) -> Fate {
-    let Need::Unwanted(since) = volume.wanted else { return Fate::Stays };
-    match (volume.usage, force_after) {
-        // The taint is an administrator's word that nothing runs there any more.
-        _ if seen.out_of_service => Fate::Leaves(Check::Off),
-        (Usage::NotInUse, _) => Fate::Leaves(Check::NotInUse),
-        // A node that is ready is waited for, however long it takes to unmount.
-        _ if seen.ready => Fate::Stays,
-        (Usage::InUse | Usage::Unknown, None) => Fate::Stays,
-        (Usage::InUse | Usage::Unknown, Some(limit)) if since < limit => Fate::StaysFor(limit - since),
-        (Usage::InUse | Usage::Unknown, Some(_)) => Fate::Leaves(Check::Silent),
+fn verdict(snapshot: &AttachNodeSnapshot, attachment: &NodeAttachment, force_after: Option<Duration>) -> DetachVerdict {
+    let Need::UnneededFor(unneeded) = attachment.need else { return DetachVerdict::Keep };
+    match (attachment.usage, force_after) {
+        // The taint guarantees that nothing runs on the machine any more.
+        _ if snapshot.is_out_of_service => DetachVerdict::Detach(DetachCondition::NodeOutOfService),
+        (VolumeUsage::NotInUse, _) => DetachVerdict::Detach(DetachCondition::IfNotInUse),
+        // A ready node unmounts by itself, however long that takes.
+        _ if snapshot.is_ready => DetachVerdict::Keep,
+        (VolumeUsage::InUse | VolumeUsage::Unknown, None) => DetachVerdict::Keep,
+        (VolumeUsage::InUse | VolumeUsage::Unknown, Some(limit)) if unneeded < limit => {
+            DetachVerdict::KeepFor(limit - unneeded)
+        }
+        (VolumeUsage::InUse | VolumeUsage::Unknown, Some(_)) => DetachVerdict::Detach(DetachCondition::NodeTimedOut),
     }
 }

@@ -1,4 +1,4 @@
-//! Cases of the attach/detach decisions.
+//! Table tests of the attach/detach decisions.
 
 use std::time::Duration;
 
@@ -6,209 +6,272 @@ use cleat_api::Key;
 use k8s_openapi::jiff::Timestamp;
 
 use super::decide::*;
-use State::{Confirmed, Leaving, Unconfirmed};
+use AttachmentState::{Attached, Detaching, Unconfirmed};
 
-fn wanted(pod: &str, node: &str) -> Wanted {
-    Wanted {
-        since: None,
+fn user(pod: &str, node: &str) -> VolumeUser {
+    VolumeUser {
+        created: None,
         pod: Key::namespaced("ns", pod),
         node: node.to_owned(),
-        source: Source::Volume("pv".to_owned()),
+        source: AttachmentSource::PersistentVolume("pv".to_owned()),
     }
 }
 
-fn on(node: &str, state: State) -> Attached {
-    Attached { node: node.to_owned(), state, error: None, age: Duration::from_secs(1) }
+fn on(node: &str, state: AttachmentState) -> AttachmentSnapshot {
+    AttachmentSnapshot { node: node.to_owned(), state, error: None, age: Duration::from_secs(1) }
 }
 
-fn seen(wanted: &[&Wanted], attached: &[Attached]) -> VolumeSeen {
-    VolumeSeen {
-        unique: "v".to_owned(),
-        many_nodes: false,
-        attachable: true,
-        wanted: wanted.iter().map(|w| (*w).clone()).collect(),
-        attached: attached.to_vec(),
+fn snapshot(users: &[&VolumeUser], attachments: &[AttachmentSnapshot]) -> AttachVolumeSnapshot {
+    AttachVolumeSnapshot {
+        unique_name: "v".to_owned(),
+        allows_many_nodes: false,
+        needs_attach: true,
+        users: users.iter().map(|user| (*user).clone()).collect(),
+        attachments: attachments.to_vec(),
     }
 }
 
-fn wait(node: &str, why: Wait) -> VolumeDecision {
-    VolumeDecision::Wait { node: node.to_owned(), why }
+fn wait(node: &str, reason: AttachWait) -> AttachDecision {
+    AttachDecision::Wait { node: node.to_owned(), reason }
 }
 
-fn held_by(holder: &str, pods: &[&str]) -> Wait {
-    Wait::HeldElsewhere {
-        holder: holder.to_owned(),
+fn attached_elsewhere(node: &str, pods: &[&str]) -> AttachWait {
+    AttachWait::AttachedElsewhere {
+        node: node.to_owned(),
         pods: pods.iter().map(|pod| Key::namespaced("ns", *pod)).collect(),
     }
 }
 
 #[test]
 fn a_volume_is_attached_where_its_pod_is_and_on_one_node_only() {
-    let attach = |node: &str| VolumeDecision::Attach { node: node.to_owned(), source: Source::Volume("pv".to_owned()) };
-    let (a, b) = (wanted("p", "a"), wanted("q", "b"));
-    let failing = Attached { error: Some("no".to_owned()), ..on("a", Unconfirmed) };
-    let slow = Attached { age: ANSWER_WITHIN, ..on("a", Unconfirmed) };
-    let early = Wanted { since: Timestamp::from_second(1).ok(), ..wanted("z", "b") };
-    let late = Wanted { since: Timestamp::from_second(2).ok(), ..wanted("p", "a") };
-    let soon = Wait::ForDriver(Duration::from_secs(119));
-    for (case, seen, want) in [
-        ("nobody wants it", seen(&[], &[]), vec![]),
-        ("nobody wants it any more", seen(&[], &[on("a", Confirmed)]), vec![]),
-        ("wanted and not attached", seen(&[&a], &[]), vec![attach("a")]),
-        ("attached and wanted", seen(&[&a], &[on("a", Confirmed)]), vec![]),
-        ("the driver has not answered", seen(&[&a], &[on("a", Unconfirmed)]), vec![wait("a", soon)]),
-        ("the driver does not answer at all", seen(&[&a], &[slow]), vec![wait("a", Wait::Unanswered)]),
-        ("the driver failed", seen(&[&a], &[failing]), vec![wait("a", Wait::Failing("no".to_owned()))]),
-        ("wanted again while leaving", seen(&[&a], &[on("a", Leaving)]), vec![wait("a", Wait::ForDetach)]),
-        ("a second node must wait", seen(&[&a, &b], &[on("a", Confirmed)]), vec![wait("b", held_by("a", &["p"]))]),
+    let attach = |node: &str| AttachDecision::Attach {
+        node: node.to_owned(),
+        source: AttachmentSource::PersistentVolume("pv".to_owned()),
+    };
+    let (a, b) = (user("p", "a"), user("q", "b"));
+    let failing = AttachmentSnapshot { error: Some("no".to_owned()), ..on("a", Unconfirmed) };
+    let slow = AttachmentSnapshot { age: ATTACH_TIMEOUT, ..on("a", Unconfirmed) };
+    let early = VolumeUser { created: Timestamp::from_second(1).ok(), ..user("z", "b") };
+    let late = VolumeUser { created: Timestamp::from_second(2).ok(), ..user("p", "a") };
+    let soon = AttachWait::ForDriver(Duration::from_secs(119));
+    for (case, snapshot, want) in [
+        ("no pod needs it", snapshot(&[], &[]), vec![]),
+        ("attached, and no pod needs it any more", snapshot(&[], &[on("a", Attached)]), vec![]),
+        ("needed and not attached", snapshot(&[&a], &[]), vec![attach("a")]),
+        ("attached and needed", snapshot(&[&a], &[on("a", Attached)]), vec![]),
+        ("the driver has not answered yet", snapshot(&[&a], &[on("a", Unconfirmed)]), vec![wait("a", soon)]),
+        ("the driver has not answered in time", snapshot(&[&a], &[slow]), vec![wait("a", AttachWait::DriverTimedOut)]),
+        ("the driver failed", snapshot(&[&a], &[failing]), vec![wait("a", AttachWait::DriverFailed("no".to_owned()))]),
         (
-            "an attachment nobody wants holds the place",
-            seen(&[&b], &[on("a", Confirmed)]),
-            vec![wait("b", held_by("a", &[]))],
+            "needed again while it is being detached",
+            snapshot(&[&a], &[on("a", Detaching)]),
+            vec![wait("a", AttachWait::ForDetach)],
         ),
         (
-            "so does one that was never confirmed",
-            seen(&[&b], &[on("a", Unconfirmed)]),
-            vec![wait("b", held_by("a", &[]))],
-        ),
-        ("and one that is leaving", seen(&[&b], &[on("a", Leaving)]), vec![wait("b", held_by("a", &[]))]),
-        (
-            "two nodes at once: the older pod's",
-            seen(&[&late, &early], &[]),
-            vec![wait("a", held_by("b", &["z"])), attach("b")],
+            "a second node must wait",
+            snapshot(&[&a, &b], &[on("a", Attached)]),
+            vec![wait("b", attached_elsewhere("a", &["p"]))],
         ),
         (
-            "shared volumes go everywhere",
-            VolumeSeen { many_nodes: true, ..seen(&[&a, &b], &[on("a", Confirmed)]) },
+            "an attachment that no pod needs blocks other nodes",
+            snapshot(&[&b], &[on("a", Attached)]),
+            vec![wait("b", attached_elsewhere("a", &[]))],
+        ),
+        (
+            "an unconfirmed attachment blocks other nodes",
+            snapshot(&[&b], &[on("a", Unconfirmed)]),
+            vec![wait("b", attached_elsewhere("a", &[]))],
+        ),
+        (
+            "an attachment being deleted blocks other nodes",
+            snapshot(&[&b], &[on("a", Detaching)]),
+            vec![wait("b", attached_elsewhere("a", &[]))],
+        ),
+        (
+            "pods on two nodes: the older pod's node gets it",
+            snapshot(&[&late, &early], &[]),
+            vec![wait("a", attached_elsewhere("b", &["z"])), attach("b")],
+        ),
+        (
+            "a volume that allows many nodes",
+            AttachVolumeSnapshot { allows_many_nodes: true, ..snapshot(&[&a, &b], &[on("a", Attached)]) },
             vec![attach("b")],
         ),
-        ("the driver wants no attachments", VolumeSeen { attachable: false, ..seen(&[&a], &[]) }, vec![]),
-    ] {
-        assert_eq!(volume(&seen), want, "{case}");
-    }
-}
-
-const LIMIT: Duration = Duration::from_secs(360);
-const NEEDED: Need = Need::Wanted;
-const UNNEEDED: Need = Need::Unwanted(Duration::from_secs(60));
-const LONG_UNNEEDED: Need = Need::Unwanted(LIMIT);
-
-fn volume_of(state: State, wanted: Need, usage: Usage) -> NodeVolume {
-    NodeVolume { attachment: "va".to_owned(), unique: "v".to_owned(), device: String::new(), state, wanted, usage }
-}
-
-fn told() -> Option<Vec<Told>> {
-    Some(vec![Told { unique: "v".to_owned(), device: String::new() }])
-}
-
-fn leaves(check: Check) -> Vec<Detach> {
-    vec![Detach { attachment: "va".to_owned(), unique: "v".to_owned(), check }]
-}
-
-#[test]
-fn a_node_is_told_of_exactly_what_it_may_use_and_loses_the_rest() {
-    use Usage::{InUse, NotInUse, Unknown};
-    let v = volume_of;
-    let untold = Some(Vec::new());
-    let stays = Vec::new();
-    let asked = || leaves(Check::NotInUse);
-    let (on, off) = (false, true);
-    for (case, reported, is_off, volume, report, detach) in [
-        ("confirmed and wanted", untold.clone(), on, v(Confirmed, NEEDED, NotInUse), told(), stays.clone()),
-        ("told already", told(), on, v(Confirmed, NEEDED, InUse), None, stays.clone()),
-        ("not confirmed", untold.clone(), on, v(Unconfirmed, NEEDED, NotInUse), None, stays.clone()),
-        ("unwanted but mounted", told(), on, v(Confirmed, UNNEEDED, InUse), None, stays.clone()),
-        ("unwanted and unmounted", told(), on, v(Confirmed, UNNEEDED, NotInUse), untold.clone(), asked()),
-        ("never confirmed, its pod moved away", untold.clone(), on, v(Unconfirmed, UNNEEDED, NotInUse), None, asked()),
-        ("never confirmed, but used", untold.clone(), on, v(Unconfirmed, UNNEEDED, InUse), None, stays.clone()),
-        ("leaving", told(), on, v(Leaving, NEEDED, NotInUse), untold.clone(), stays.clone()),
-        ("leaving, and unneeded", Some(Vec::new()), on, v(Leaving, UNNEEDED, NotInUse), None, stays.clone()),
-        ("mounted where all is off", told(), off, v(Confirmed, UNNEEDED, InUse), untold, leaves(Check::Off)),
-        ("wanted where all is off", told(), off, v(Confirmed, NEEDED, InUse), None, stays.clone()),
-        ("the Node is gone, it did not use the volume", None, on, v(Confirmed, UNNEEDED, NotInUse), None, asked()),
-        ("the Node is gone, it used the volume", None, on, v(Confirmed, UNNEEDED, InUse), None, stays.clone()),
-        ("the Node is gone, nobody knows", None, on, v(Confirmed, UNNEEDED, Unknown), None, stays),
-    ] {
-        let seen = NodeSeen {
-            name: "n".to_owned(),
-            ready: reported.is_some(),
-            reported,
-            managed: true,
-            out_of_service: is_off,
-            volumes: vec![volume],
-        };
-        assert_eq!(node(&seen, None), NodeDecision { report, detach, again: None }, "{case}");
-    }
-    let gone = NodeSeen { reported: told(), managed: true, ..NodeSeen::default() };
-    assert_eq!(node(&gone, None).report, Some(Vec::new()), "its attachment is gone altogether");
-}
-
-#[test]
-fn only_a_node_that_is_not_ready_loses_what_it_uses_and_only_when_its_time_is_over() {
-    use Usage::{InUse, NotInUse, Unknown};
-    let rest = LIMIT - Duration::from_secs(60);
-    let (ready, silent, gone) = ((told(), true), (told(), false), (None, false));
-    for (case, (reported, ready), limit, volume, detach, again) in [
-        ("ready, however long", &ready, Some(LIMIT), (LONG_UNNEEDED, InUse), vec![], None),
-        ("silent, not long enough", &silent, Some(LIMIT), (UNNEEDED, InUse), vec![], Some(rest)),
-        ("silent for too long", &silent, Some(LIMIT), (LONG_UNNEEDED, InUse), leaves(Check::Silent), None),
-        ("silent, and nothing is forced", &silent, None, (LONG_UNNEEDED, InUse), vec![], None),
-        ("silent, wanted", &silent, Some(LIMIT), (NEEDED, InUse), vec![], None),
         (
-            "silent, not in use: asked all the same",
-            &silent,
-            Some(LIMIT),
-            (LONG_UNNEEDED, NotInUse),
-            leaves(Check::NotInUse),
+            "the driver needs no attachments",
+            AttachVolumeSnapshot { needs_attach: false, ..snapshot(&[&a], &[]) },
+            vec![],
+        ),
+    ] {
+        assert_eq!(volume(&snapshot), want, "{case}");
+    }
+}
+
+const FORCE_AFTER: Duration = Duration::from_secs(360);
+const NEEDED: Need = Need::Needed;
+const UNNEEDED: Need = Need::UnneededFor(Duration::from_secs(60));
+const LONG_UNNEEDED: Need = Need::UnneededFor(FORCE_AFTER);
+
+fn attachment(state: AttachmentState, need: Need, usage: VolumeUsage) -> NodeAttachment {
+    NodeAttachment {
+        name: "va".to_owned(),
+        unique_name: "v".to_owned(),
+        device_path: String::new(),
+        state,
+        need,
+        usage,
+    }
+}
+
+fn reported() -> Option<Vec<ReportedVolume>> {
+    Some(vec![ReportedVolume { unique_name: "v".to_owned(), device_path: String::new() }])
+}
+
+fn detach(condition: DetachCondition) -> Vec<Detach> {
+    vec![Detach { attachment: "va".to_owned(), unique_name: "v".to_owned(), condition }]
+}
+
+#[test]
+fn a_node_reports_the_volumes_it_may_use_and_the_others_are_detached() {
+    use VolumeUsage::{InUse, NotInUse, Unknown};
+    let a = attachment;
+    let nothing = Some(Vec::new());
+    let keep = Vec::new();
+    let if_not_in_use = || detach(DetachCondition::IfNotInUse);
+    let (on, off) = (false, true);
+    for (case, reported, is_out_of_service, volume, report, expected) in [
+        ("attached and needed", nothing.clone(), on, a(Attached, NEEDED, NotInUse), reported(), keep.clone()),
+        ("reported already", reported(), on, a(Attached, NEEDED, InUse), None, keep.clone()),
+        ("unconfirmed", nothing.clone(), on, a(Unconfirmed, NEEDED, NotInUse), None, keep.clone()),
+        ("unneeded but in use", reported(), on, a(Attached, UNNEEDED, InUse), None, keep.clone()),
+        ("unneeded and not in use", reported(), on, a(Attached, UNNEEDED, NotInUse), nothing.clone(), if_not_in_use()),
+        (
+            "never confirmed, and unneeded",
+            nothing.clone(),
+            on,
+            a(Unconfirmed, UNNEEDED, NotInUse),
+            None,
+            if_not_in_use(),
+        ),
+        ("never confirmed, but in use", nothing.clone(), on, a(Unconfirmed, UNNEEDED, InUse), None, keep.clone()),
+        ("being detached", reported(), on, a(Detaching, NEEDED, NotInUse), nothing.clone(), keep.clone()),
+        ("being detached, and unneeded", Some(Vec::new()), on, a(Detaching, UNNEEDED, NotInUse), None, keep.clone()),
+        (
+            "in use on a node that is out of service",
+            reported(),
+            off,
+            a(Attached, UNNEEDED, InUse),
+            nothing,
+            detach(DetachCondition::NodeOutOfService),
+        ),
+        ("needed on a node that is out of service", reported(), off, a(Attached, NEEDED, InUse), None, keep.clone()),
+        ("the Node is deleted, not in use", None, on, a(Attached, UNNEEDED, NotInUse), None, if_not_in_use()),
+        ("the Node is deleted, in use", None, on, a(Attached, UNNEEDED, InUse), None, keep.clone()),
+        ("the Node is deleted, usage unknown", None, on, a(Attached, UNNEEDED, Unknown), None, keep),
+    ] {
+        let snapshot = AttachNodeSnapshot {
+            name: "n".to_owned(),
+            is_ready: reported.is_some(),
+            reported,
+            is_managed: true,
+            is_out_of_service,
+            attachments: vec![volume],
+        };
+        assert_eq!(node(&snapshot, None), DetachPlan { report, detach: expected, retry_after: None }, "{case}");
+    }
+    let without_attachment =
+        AttachNodeSnapshot { reported: reported(), is_managed: true, ..AttachNodeSnapshot::default() };
+    assert_eq!(node(&without_attachment, None).report, Some(Vec::new()), "a volume without attachment is not reported");
+}
+
+#[test]
+fn only_a_node_that_is_not_ready_loses_volumes_in_use_and_only_after_the_time_limit() {
+    use VolumeUsage::{InUse, NotInUse, Unknown};
+    let remaining = FORCE_AFTER - Duration::from_secs(60);
+    let (ready, not_ready, deleted) = ((reported(), true), (reported(), false), (None, false));
+    for (case, (reported, ready), limit, volume, detach, retry_after) in [
+        ("ready, for any time", &ready, Some(FORCE_AFTER), (LONG_UNNEEDED, InUse), vec![], None),
+        ("not ready, within the limit", &not_ready, Some(FORCE_AFTER), (UNNEEDED, InUse), vec![], Some(remaining)),
+        (
+            "not ready, past the limit",
+            &not_ready,
+            Some(FORCE_AFTER),
+            (LONG_UNNEEDED, InUse),
+            detach(DetachCondition::NodeTimedOut),
             None,
         ),
-        ("gone, not long enough", &gone, Some(LIMIT), (UNNEEDED, Unknown), vec![], Some(rest)),
-        ("gone for too long", &gone, Some(LIMIT), (LONG_UNNEEDED, Unknown), leaves(Check::Silent), None),
+        ("not ready, without a limit", &not_ready, None, (LONG_UNNEEDED, InUse), vec![], None),
+        ("not ready, needed", &not_ready, Some(FORCE_AFTER), (NEEDED, InUse), vec![], None),
+        (
+            "not ready, not in use: the live Node is read all the same",
+            &not_ready,
+            Some(FORCE_AFTER),
+            (LONG_UNNEEDED, NotInUse),
+            detach(DetachCondition::IfNotInUse),
+            None,
+        ),
+        ("deleted, within the limit", &deleted, Some(FORCE_AFTER), (UNNEEDED, Unknown), vec![], Some(remaining)),
+        (
+            "deleted, past the limit",
+            &deleted,
+            Some(FORCE_AFTER),
+            (LONG_UNNEEDED, Unknown),
+            detach(DetachCondition::NodeTimedOut),
+            None,
+        ),
     ] {
-        let (wanted, usage) = volume;
-        let seen = NodeSeen {
+        let (need, usage) = volume;
+        let snapshot = AttachNodeSnapshot {
             name: "n".to_owned(),
             reported: reported.clone(),
-            managed: true,
-            ready: *ready,
-            out_of_service: false,
-            volumes: vec![volume_of(Confirmed, wanted, usage)],
+            is_managed: true,
+            is_ready: *ready,
+            is_out_of_service: false,
+            attachments: vec![attachment(Attached, need, usage)],
         };
-        let decision = node(&seen, limit);
-        assert_eq!((decision.detach, decision.again), (detach, again), "{case}");
+        let plan = node(&snapshot, limit);
+        assert_eq!((plan.detach, plan.retry_after), (detach, retry_after), "{case}");
     }
 }
 
 #[test]
-fn a_node_is_told_where_the_device_is() {
-    let at = |device: &str| Some(vec![Told { unique: "v".to_owned(), device: device.to_owned() }]);
+fn a_node_reports_the_device_path_of_the_attachment() {
+    let reported_at =
+        |device: &str| Some(vec![ReportedVolume { unique_name: "v".to_owned(), device_path: device.to_owned() }]);
     for (case, reported, report) in [
-        ("not told yet", Some(Vec::new()), at("/dev/b")),
-        ("told", at("/dev/b"), None),
-        ("it has moved", at("/dev/a"), at("/dev/b")),
-        ("told without", told(), at("/dev/b")),
+        ("not reported yet", Some(Vec::new()), reported_at("/dev/b")),
+        ("reported", reported_at("/dev/b"), None),
+        ("the device has changed", reported_at("/dev/a"), reported_at("/dev/b")),
+        ("reported without a device", reported(), reported_at("/dev/b")),
     ] {
-        let volume = NodeVolume { device: "/dev/b".to_owned(), ..volume_of(Confirmed, NEEDED, Usage::InUse) };
-        let seen = NodeSeen { reported, managed: true, ready: true, volumes: vec![volume], ..NodeSeen::default() };
-        assert_eq!(node(&seen, None), NodeDecision { report, ..NodeDecision::default() }, "{case}");
+        let attachment =
+            NodeAttachment { device_path: "/dev/b".to_owned(), ..attachment(Attached, NEEDED, VolumeUsage::InUse) };
+        let snapshot = AttachNodeSnapshot {
+            reported,
+            is_managed: true,
+            is_ready: true,
+            attachments: vec![attachment],
+            ..AttachNodeSnapshot::default()
+        };
+        assert_eq!(node(&snapshot, None), DetachPlan { report, ..DetachPlan::default() }, "{case}");
     }
 }
 
 #[test]
 fn a_node_that_attaches_by_itself_is_left_alone() {
-    let seen = NodeSeen {
-        reported: told(),
-        managed: false,
-        volumes: vec![volume_of(Confirmed, LONG_UNNEEDED, Usage::NotInUse)],
-        ..NodeSeen::default()
+    let snapshot = AttachNodeSnapshot {
+        reported: reported(),
+        is_managed: false,
+        attachments: vec![attachment(Attached, LONG_UNNEEDED, VolumeUsage::NotInUse)],
+        ..AttachNodeSnapshot::default()
     };
-    assert_eq!(node(&seen, Some(LIMIT)), NodeDecision::default());
+    assert_eq!(node(&snapshot, Some(FORCE_AFTER)), DetachPlan::default());
 }
 
 #[test]
-fn a_waiting_pod_is_told_who_has_its_volume_but_no_names_from_other_namespaces() {
+fn the_event_of_a_waiting_pod_names_no_pods_of_other_namespaces() {
     let pods = |names: &[(&str, &str)]| names.iter().map(|(ns, name)| Key::namespaced(*ns, *name)).collect::<Vec<_>>();
-    for (who, want) in [
+    for (users, want) in [
         (
             pods(&[]),
             "Volume is already exclusively attached to one node, waiting on detach before it can be attached to another node",
@@ -220,6 +283,26 @@ fn a_waiting_pod_is_told_who_has_its_volume_but_no_names_from_other_namespaces()
         ),
         (pods(&[("x", "b")]), "Volume is already used by 1 pod(s) in different namespaces"),
     ] {
-        assert_eq!(holders(&who, Some("ns")), want);
+        assert_eq!(describe_users(&users, Some("ns")), want);
+    }
+}
+
+/// The subscriptions skip changes of such volumes.
+#[test]
+fn a_volume_without_pods_and_attachments_needs_no_decision() {
+    for (has_pods, has_attachments) in [(false, false), (true, false), (false, true), (true, true)] {
+        let users = if has_pods { vec![user("p", "a")] } else { Vec::new() };
+        let attachments = if has_attachments { vec![on("b", Attached)] } else { Vec::new() };
+        let snapshot = snapshot(&users.iter().collect::<Vec<_>>(), &attachments);
+        let on_node = has_attachments.then(|| attachment(Attached, UNNEEDED, VolumeUsage::NotInUse));
+        let node_snapshot = AttachNodeSnapshot {
+            is_managed: true,
+            reported: Some(Vec::new()),
+            attachments: on_node.into_iter().collect(),
+            ..AttachNodeSnapshot::default()
+        };
+        let is_decided = !volume(&snapshot).is_empty() || node(&node_snapshot, None) != DetachPlan::default();
+        let references = VolumeReferences { has_pods, has_attachments };
+        assert_eq!(is_noop(references), !is_decided, "{references:?}");
     }
 }

@@ -1,36 +1,41 @@
-//! The attach/detach controller: a volume is attached where its pods are, and nowhere else.
+//! The attach/detach controller: attaches each volume to the nodes whose pods need it, and detaches it from all others.
 //!
-//! There is no private state to rebuild: what is wanted follows from pods, what is attached from VolumeAttachments and
-//! node status. One reconcile per volume makes its attachments; one per node keeps `status.volumesAttached` true and takes
-//! attachments away, so that a storm of either becomes one status write per node.
+//! One reconcile per volume creates its VolumeAttachments. One reconcile per node writes `status.volumesAttached` and
+//! deletes VolumeAttachments, so that many changes of one node cost one status write. The desired state follows from
+//! pods, the actual state from VolumeAttachments and Node status. What the controller remembers besides is in
+//! [`memory`]; it may be lost.
 //!
 //! Guarantees:
-//! - A volume whose access modes allow one node only has at most one VolumeAttachment at any time. While one exists,
-//!   in whatever state, no second is made: an attachment that was never confirmed may still be one.
-//! - A volume leaves `volumesAttached` before its VolumeAttachment is deleted, and the attachment is deleted only after
-//!   a live look showed that the node does not have the volume in use. The node agent does the opposite: it reports
-//!   the volume in use before it looks at `volumesAttached`. One of the two sees the other, because nobody else reports the
-//!   volume attached meanwhile: report and detach of one node are one piece of work.
-//! - A Node object that is gone proves nothing about its machine: what it last had in use stays attached until the Node
-//!   is back, an administrator marks it out of service, or the [`Policy`]'s time is over. The same holds for a node that is
-//!   not ready; one that is ready is never forced.
-//! - A creation whose answer got lost is repeated before another node gets the volume.
-//! - A deletion whose answer got lost counts as done until the server says otherwise, and nothing is deleted that the live
-//!   Node still lists as attached: what the node is told holds whatever this controller has missed.
-//! - Volumes of FlexVolume drivers have VolumeAttachments like all others: the record that the driver may have been called. The
-//!   node is told the device that the attachment names.
-//! - Detaches have a queue and places of their own, and never delay an attachment.
+//! - A volume whose access modes allow one node only has at most one VolumeAttachment. While one exists, in any state,
+//!   no second one is created: the driver may have attached the volume without confirming it.
+//! - A volume is removed from `volumesAttached` before its VolumeAttachment is deleted, and the attachment is deleted
+//!   only after a live read showed that the node does not have the volume in use. The node agent works in the opposite
+//!   order: it reports the volume in use before it reads `volumesAttached`. So one of the two sees the other's write.
+//!   No other task adds the volume to `volumesAttached` meanwhile, because report and detach of one node are one
+//!   reconcile.
+//! - A deleted Node object does not prove that the machine is off: volumes that it last reported in use stay attached
+//!   until the Node exists again, an administrator marks it out of service, or the [`DetachPolicy`]'s time is over. The
+//!   same holds for a node that is not ready. A ready node keeps a volume that it has in use, unless it is marked out of
+//!   service.
+//! - A create request without an answer is repeated before another node gets the volume.
+//! - A delete request without an answer counts as done until the server shows the object. No attachment is deleted
+//!   while the live Node lists its volume in `volumesAttached`, whatever this controller has missed.
+//! - Volumes of FlexVolume drivers have VolumeAttachments too. They record that the driver may have been called. The
+//!   node gets the device path that the attachment names.
+//! - Detaches have their own queue and their own concurrency limit, and never delay an attach.
 //!
-//! Crash points: `attach:requested` after a VolumeAttachment is made, `attach:reported` and `attach:unreported` after
-//! `volumesAttached` is written, `attach:detach-requested` after a VolumeAttachment is deleted.
+//! Crash points: `attach:requested` after a VolumeAttachment is created, `attach:reported` and `attach:unreported`
+//! after `volumesAttached` is written, `attach:detach-requested` after a VolumeAttachment is deleted.
 
 mod act;
 pub mod decide;
 #[cfg(test)]
 mod decide_table;
-#[cfg(test)]
-mod machine;
+mod memory;
 mod observe;
+#[cfg(test)]
+mod simulation;
+mod volume_identity;
 
 use std::time::{Duration, Instant};
 
@@ -43,132 +48,143 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::Context;
+use memory::AttachMemory;
+use observe::{AttachObserver, NodeFields};
 
-/// Volumes in hand at once.
-const VOLUMES: usize = 128;
-/// Nodes in hand at once; most of them pause.
-const NODES: usize = 1024;
-/// A node with many volumes costs more to look at: it is looked at for one part in so many of the time, and meanwhile its
-/// news gather.
-const PAUSE: u32 = 16;
-/// A shorter pause would take longer than it says.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(2);
+/// How many volumes are reconciled concurrently.
+const MAX_CONCURRENT_VOLUMES: usize = 128;
+/// How many nodes are reconciled concurrently. Most of them pause.
+const MAX_CONCURRENT_NODES: usize = 1024;
+/// After a node's reconcile the node pauses for this many times the duration of its snapshot and decision. A snapshot
+/// costs time in proportion to the node's volumes; changes that arrive during the pause are handled together.
+const NODE_PAUSE_FACTOR: u32 = 16;
+/// Shorter pauses are skipped: the timer is not precise enough for them.
+const MIN_NODE_PAUSE: Duration = Duration::from_millis(2);
 
-/// How the controller is to behave where there is a choice.
+/// When a volume is detached although its node may still use it.
 #[derive(Clone, Copy, Debug)]
-pub struct Policy {
-    /// How long a node that is not ready may keep a volume that nobody needs there and that it does not say it has
-    /// unmounted. `None`: for ever, until somebody marks it out of service.
+pub struct DetachPolicy {
+    /// How long a node that is not ready may keep a volume that no pod needs there and that it has not reported as
+    /// unmounted. `None`: without limit, until an administrator marks the node out of service.
     pub force_after: Option<Duration>,
 }
 
-impl Default for Policy {
+impl Default for DetachPolicy {
     fn default() -> Self {
         Self { force_after: Some(Duration::from_secs(360)) }
     }
 }
 
-/// Two queues, so that nodes with much to lose never delay what others are to gain.
+/// Two queues, so that detaches never delay attaches.
 #[derive(Clone)]
-struct Queues {
-    /// By name in node status.
+struct AttachQueues {
+    /// By unique volume name.
     volumes: Queue<String>,
+    /// By node name.
     nodes: Queue<String>,
 }
 
 #[derive(Clone)]
-struct Attacher {
+struct AttachController {
     context: Context,
-    policy: Policy,
-    observed: observe::Observed,
+    policy: DetachPolicy,
+    observer: AttachObserver,
+    memory: AttachMemory,
     recorder: Recorder,
 }
 
-/// Runs until `stop`. Volumes of the `flex` drivers are attached like all others, where the driver says that it attaches.
-pub async fn run(context: Context, policy: Policy, flex: Drivers, stop: CancellationToken) {
-    let queues = Queues { volumes: Queue::new(Backoff::default()), nodes: Queue::new(Backoff::default()) };
-    let observed = observe::Observed::new(&context.caches, flex);
-    // What is not wanted is detached: every pod must be known before anything is decided.
+/// Runs until `stop`. Volumes of `flex` drivers are attached like all others, if the driver has the capability to
+/// attach.
+pub async fn run(context: Context, policy: DetachPolicy, flex: Drivers, stop: CancellationToken) {
+    let queues = AttachQueues { volumes: Queue::new(Backoff::default()), nodes: Queue::new(Backoff::default()) };
+    let observer = AttachObserver::new(&context.caches, flex);
+    // A volume without pods is detached: decisions need the complete list of pods.
     tokio::select! {
         () = stop.cancelled() => return,
-        () = observed.synced() => {}
+        () = observer.synced() => {}
     }
-    observed.take_charge();
-    wake(&observed, &queues);
-    let drivers = follow_flex(observed.flex.changes(), observed.clone(), queues.clone(), stop.clone());
+    let memory = AttachMemory::default();
+    memory.adopt(observer.attachment_names());
+    subscribe(&observer, &memory, &queues);
+    let flex_changes = follow_flex(observer.flex.changes(), observer.clone(), queues.clone(), stop.clone());
     let recorder = Recorder::new(context.client.clone(), "attachdetach-controller", context.clock.clone());
-    let attacher = Attacher { context, policy, observed, recorder };
-    let other = attacher.clone();
-    let Queues { volumes, nodes } = queues;
+    let controller = AttachController { context, policy, observer, memory, recorder };
+    let node_controller = controller.clone();
+    let AttachQueues { volumes, nodes } = queues;
     tokio::join!(
-        drivers,
-        work("attach", volumes, VOLUMES, stop.clone(), move |unique| attacher.clone().reconcile_volume(unique)),
-        work("attach-node", nodes, NODES, stop, move |name| other.clone().reconcile_node(name)),
+        flex_changes,
+        work("attach", volumes, MAX_CONCURRENT_VOLUMES, stop.clone(), move |unique_name| {
+            controller.clone().reconcile_volume(unique_name)
+        }),
+        work("attach-node", nodes, MAX_CONCURRENT_NODES, stop, move |name| node_controller
+            .clone()
+            .reconcile_node(name)),
     );
 }
 
-/// Who must look again when something changes.
-fn wake(observed: &observe::Observed, queues: &Queues) {
-    let (q, seen) = (queues.clone(), observed.clone());
-    // A volume, and the nodes that have it: what they are told depends on who wants it.
-    let touch = move |unique: String| {
-        seen.nodes_with(&unique).into_iter().for_each(|node| q.nodes.add(node));
-        q.volumes.add(unique);
+/// Queues the volumes and nodes whose decisions a change can affect.
+fn subscribe(observer: &AttachObserver, memory: &AttachMemory, queues: &AttachQueues) {
+    let (q, o) = (queues.clone(), observer.clone());
+    // Whether a node keeps an attachment depends on the volume's pods: its nodes are queued with it.
+    let queue_volume = move |unique_name: String| {
+        o.nodes_with_attachment(&unique_name).into_iter().for_each(|node| q.nodes.add(node));
+        q.volumes.add(unique_name);
     };
-    let (q, seen, add) = (queues.nodes.clone(), observed.clone(), touch.clone());
-    observed.pods.subscribe(move |change| {
-        seen.uniques_of_pod(change.object()).into_iter().for_each(&add);
+    let (nodes, o, queue) = (queues.nodes.clone(), observer.clone(), queue_volume.clone());
+    observer.pods.subscribe(move |change| {
+        o.unique_names_of_pod(change.object()).into_iter().for_each(&queue);
         if let Some(node) = pod::node_name(change.object()) {
-            q.add(node.to_owned());
+            nodes.add(node.to_owned());
         }
     });
-    let (seen, add) = (observed.clone(), touch.clone());
-    observed.claims.subscribe(move |change| {
-        if seen.is_claim_at_rest(change.object()) {
+    let (o, queue) = (observer.clone(), queue_volume.clone());
+    observer.claims.subscribe(move |change| {
+        if decide::is_noop(o.references_to_claim(change.object())) {
             return;
         }
         let volume = claim::volume_name(change.object());
-        volume.and_then(|name| seen.unique_of_volume(name)).into_iter().for_each(&add);
+        volume.and_then(|name| o.unique_name_of_volume(name)).into_iter().for_each(&queue);
     });
-    let (q, seen, add) = (queues.nodes.clone(), observed.clone(), touch.clone());
-    observed.volumes.subscribe(move |change| {
-        if seen.is_volume_at_rest(change) {
+    let (nodes, o, queue) = (queues.nodes.clone(), observer.clone(), queue_volume.clone());
+    observer.volumes.subscribe(move |change| {
+        if decide::is_noop(o.references_to_volume(change)) {
             return;
         }
         let name = change.object().metadata.name.as_deref().unwrap_or_default();
-        seen.unique_of_volume(name).into_iter().for_each(&add);
-        seen.nodes_of_attachments(name).into_iter().for_each(|node| q.add(node));
+        o.unique_name_of_volume(name).into_iter().for_each(&queue);
+        o.nodes_of_persistent_volume(name).into_iter().for_each(|node| nodes.add(node));
     });
-    let (q, seen, add) = (queues.nodes.clone(), observed.clone(), touch);
-    observed.attachments.subscribe(move |change| {
-        seen.note_attachment(change);
-        q.add(change.object().spec.node_name.clone());
-        seen.unique_of_attachment(change.object()).into_iter().for_each(&add);
+    let (nodes, o, m, queue) = (queues.nodes.clone(), observer.clone(), memory.clone(), queue_volume);
+    observer.attachments.subscribe(move |change| {
+        m.record_attachment_change(change);
+        nodes.add(change.object().spec.node_name.clone());
+        o.unique_name_of_attachment(change.object()).into_iter().for_each(&queue);
     });
-    let (q, seen) = (queues.clone(), observed.clone());
-    observed.nodes.subscribe(move |change| {
-        seen.note(change);
+    let (q, o, m) = (queues.clone(), observer.clone(), memory.clone());
+    observer.nodes.subscribe(move |change| {
+        m.record_node_change(change);
         let name = change.object().metadata.name.clone().unwrap_or_default();
-        if changes_hands(change) {
-            seen.volumes_near(&name).into_iter().for_each(|volume| q.volumes.add(volume));
+        let effect = NodeChange::of(change);
+        if effect.changes_managed {
+            o.volumes_of_node(&name).into_iter().for_each(|volume| q.volumes.add(volume));
         }
-        if touches_volumes(change) {
+        if effect.changes_snapshot {
             q.nodes.add(name);
         }
     });
-    let (q, seen) = (queues.clone(), observed.clone());
-    observed.drivers.subscribe(move |change| {
+    let (q, o) = (queues.clone(), observer.clone());
+    observer.drivers.subscribe(move |change| {
         let driver = change.object().metadata.name.clone().unwrap_or_default();
-        seen.volumes_of_driver(&driver).into_iter().for_each(|volume| q.volumes.add(volume));
-        seen.nodes.all().iter().filter_map(|n| n.metadata.name.clone()).for_each(|node| q.nodes.add(node));
+        o.volumes_of_driver(&driver).into_iter().for_each(|volume| q.volumes.add(volume));
+        o.nodes.all().iter().filter_map(|n| n.metadata.name.clone()).for_each(|node| q.nodes.add(node));
     });
 }
 
-/// Looks again at FlexVolumes whenever their drivers change: only a driver says whether it attaches.
+/// Queues all FlexVolumes whenever a FlexVolume driver changes: whether it attaches is known from the driver only.
 async fn follow_flex(
     mut changes: watch::Receiver<()>,
-    observed: observe::Observed,
-    queues: Queues,
+    observer: AttachObserver,
+    queues: AttachQueues,
     stop: CancellationToken,
 ) {
     loop {
@@ -176,58 +192,56 @@ async fn follow_flex(
             () = stop.cancelled() => return,
             changed = changes.changed() => if changed.is_err() { return },
         }
-        for unique in observed.volumes_of_driver(flex::ATTACHER) {
-            observed.nodes_with(&unique).into_iter().for_each(|node| queues.nodes.add(node));
-            queues.volumes.add(unique);
+        for unique_name in observer.volumes_of_driver(flex::ATTACHER) {
+            observer.nodes_with_attachment(&unique_name).into_iter().for_each(|node| queues.nodes.add(node));
+            queues.volumes.add(unique_name);
         }
     }
 }
 
-/// Whether the node comes or goes, or another attaches for it from now on.
-fn changes_hands(change: &Change<Node>) -> bool {
-    let Change::Applied { old: Some(old), new } = change else { return true };
-    observe::is_managed(old) != observe::is_managed(new)
+/// What a change of a Node means for snapshots. Heartbeats change a Node every few seconds and mean nothing.
+struct NodeChange {
+    /// Snapshots of the node itself may differ.
+    changes_snapshot: bool,
+    /// Snapshots of its volumes may differ: they contain the pods of managed nodes only.
+    changes_managed: bool,
 }
 
-/// Heartbeats change a node every few seconds and mean nothing here.
-fn touches_volumes(change: &Change<Node>) -> bool {
-    let Change::Applied { old: Some(old), new } = change else { return true };
-    let facts = |node: &Node| {
-        let status = node.status.as_ref();
-        (
-            status.and_then(|s| s.volumes_attached.clone()),
-            status.and_then(|s| s.volumes_in_use.clone()),
-            cleat_api::condition::node_is_ready(node),
-            node.metadata.annotations.clone(),
-            node.spec.as_ref().and_then(|s| s.taints.clone()),
-        )
-    };
-    facts(old) != facts(new)
+impl NodeChange {
+    fn of(change: &Change<Node>) -> Self {
+        let Change::Applied { old: Some(old), new } = change else {
+            return Self { changes_snapshot: true, changes_managed: true };
+        };
+        let (old, new) = (NodeFields::of(old), NodeFields::of(new));
+        Self { changes_managed: old.is_managed != new.is_managed, changes_snapshot: old != new }
+    }
 }
 
-impl Attacher {
-    async fn reconcile_volume(self, unique: String) -> Result<Outcome, WriteError> {
-        self.repeat_intents(&unique).await?;
+impl AttachController {
+    async fn reconcile_volume(self, unique_name: String) -> Result<Outcome, WriteError> {
+        self.repeat_pending_creates(&unique_name).await?;
         let now = self.context.clock.now();
-        let Some(seen) = self.observed.volume(&unique, now) else { return Ok(Outcome::Done) };
-        let mut times = Vec::new();
-        for decision in decide::volume(&seen) {
-            times.extend(self.settle_volume(&seen, decision).await?);
+        let Some(snapshot) = self.observer.volume_snapshot(&self.memory, &unique_name, now) else {
+            return Ok(Outcome::Done);
+        };
+        let mut retry_times = Vec::new();
+        for decision in decide::volume(&snapshot) {
+            retry_times.extend(self.act_on_volume(&unique_name, decision).await?);
         }
-        Ok(times.into_iter().min().map_or(Outcome::Done, Outcome::RequeueAfter))
+        Ok(retry_times.into_iter().min().map_or(Outcome::Done, Outcome::Again))
     }
 
     async fn reconcile_node(self, name: String) -> Result<Outcome, WriteError> {
-        self.resolve_doubts(&name).await?;
-        let begun = Instant::now();
-        let seen = self.observed.node(&name, self.context.clock.now());
-        let decision = decide::node(&seen, self.policy.force_after);
-        let (cost, again) = (begun.elapsed(), decision.again);
-        self.settle_node(&seen, decision).await?;
-        let pause = cost * PAUSE;
-        if pause >= SHORTEST_PAUSE {
+        self.resolve_uncertain_deletes(&name).await?;
+        let started = Instant::now();
+        let snapshot = self.observer.node_snapshot(&self.memory, &name, self.context.clock.now());
+        let plan = decide::node(&snapshot, self.policy.force_after);
+        let (cost, retry_after) = (started.elapsed(), plan.retry_after);
+        self.act_on_node(&snapshot, plan).await?;
+        let pause = cost * NODE_PAUSE_FACTOR;
+        if pause >= MIN_NODE_PAUSE {
             tokio::time::sleep(pause).await;
         }
-        Ok(again.map_or(Outcome::Done, Outcome::RequeueAfter))
+        Ok(retry_after.map_or(Outcome::Done, Outcome::Again))
     }
 }

@@ -1,21 +1,22 @@
-//! The scheduler: a pod without a node is given one where its volumes can be.
+//! The scheduler: binds pods without a node to one that can run them and that their volumes reach.
 //!
 //! Guarantees:
-//! - A pod is bound once, and only when every claim of it is bound to a volume that its node reaches.
-//! - What is chosen for a claim is on the objects before anybody acts on it: the claim on the volume that was set aside, or the
-//!   node on the claim that is to be provisioned. After a restart the choice is found there.
-//! - Pods are decided about one after another in one picture, so that none is given what another was given just before.
-//! - A pod that fits nowhere says why, per reason with the number of nodes, and is looked at again when something of that kind
-//!   changes.
+//! - A pod is bound once, and only when each of its claims is bound to a volume that the node reaches.
+//! - A decision about claims is written to the API before another component acts on it: the claim's reference on an
+//!   existing volume, or the selected node on a claim to be provisioned. After a restart the decision is read from
+//!   there.
+//! - One task decides about all pods, one after another, on one state. So no two pods get the same resources or volume.
+//! - A pod that no node can run gets the reasons, each with the number of nodes, and is tried again after a change that
+//!   can resolve one of them.
 //!
-//! Assumes: the binder binds claims to volumes that are set aside for them, and names the provisioner on claims that
-//! name a node; a provisioner that cannot serve the node takes its name off the claim.
+//! Assumes: the binder binds claims to volumes that are reserved for them, and sets the provisioner on claims with a
+//! selected node; a provisioner that cannot create a volume for the node removes the selected node from the claim.
 //!
-//! Leaves alone: pods with a node, with another `schedulerName` or with scheduling gates. Does not preempt, and knows no
-//! affinity between pods and no topology spread.
+//! Ignores pods with a node, with another `schedulerName` or with scheduling gates. Does not implement preemption,
+//! affinity between pods and topology spread constraints.
 //!
-//! Crash points: `schedule:volume-reserved` after a volume was set aside, `schedule:node-selected` after the node was written
-//! on a claim, `schedule:pod-bound` after the binding.
+//! Crash points: `schedule:volume-reserved` after a volume's claimRef was written, `schedule:node-selected` after the
+//! node was written to a claim, `schedule:pod-bound` after the binding.
 
 mod act;
 pub mod decide;
@@ -35,156 +36,151 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, debug, info_span, warn};
 
 use crate::Context;
-use decide::{Decision, Outcome, World};
-use observe::{Observed, Subject};
+use act::DecisionWriter;
+use decide::{DecisionOutcome, ScheduleDecision, SchedulerState};
+use observe::{ScheduleObserver, SchedulerWorkItem};
 
-const AT_ONCE: usize = 128;
-/// How many changes are taken in before pods are decided about.
-const TAKEN_IN: usize = 512;
-/// How long a pod rests after a lost race, at first; doubling to the longest.
-const REST: Duration = Duration::from_millis(10);
-/// The same after a provisioner gave its node back, or its volumes did not come in time.
-const LONG_REST: Duration = Duration::from_secs(1);
-const LONGEST_REST: Duration = Duration::from_secs(10);
-
-#[derive(Clone)]
-struct Scheduler {
-    context: Context,
-    observed: Observed,
-    recorder: Recorder,
-    places: Arc<Semaphore>,
-}
+/// How many decisions are written concurrently.
+const MAX_CONCURRENT_WRITES: usize = 128;
+/// How many changes are applied to the state before the next decisions.
+const MAX_CHANGES_PER_BATCH: usize = 512;
+/// The backoff of a pod whose decision could not be written. It doubles with each failure in a row, up to
+/// [`MAX_BACKOFF`].
+const WRITE_BACKOFF: Duration = Duration::from_millis(10);
+/// The backoff after a reservation was given up, instead of [`WRITE_BACKOFF`].
+const RELEASE_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(10);
 
 /// Runs until `stop`.
 pub async fn run(context: Context, stop: CancellationToken) {
-    let observed = Observed::new(&context.caches);
-    // A node or a volume that is not listed yet would look like none.
+    let observer = ScheduleObserver::new(&context.caches);
+    // With incomplete lists, pods would be reported as unschedulable.
     tokio::select! {
         () = stop.cancelled() => return,
-        () = observed.synced() => {}
+        () = observer.synced() => {}
     }
     let queue = Queue::new(Backoff::default());
-    observed.follow(&queue);
-    let recorder = Recorder::new(context.client.clone(), decide::SCHEDULER, context.clock.clone());
-    let places = Arc::new(Semaphore::new(AT_ONCE));
-    let scheduler = Scheduler { context, observed, recorder, places };
-    let desk = Desk {
-        scheduler,
+    observer.subscribe(&queue);
+    let recorder = Recorder::new(context.client.clone(), decide::SCHEDULER_NAME, context.clock.clone());
+    let permits = Arc::new(Semaphore::new(MAX_CONCURRENT_WRITES));
+    let scheduler = Scheduler {
+        writer: DecisionWriter { context, observer, recorder, permits },
         queue,
-        world: World::default(),
-        acting: JoinSet::new(),
+        state: SchedulerState::default(),
+        writes: JoinSet::new(),
         decisions: HashMap::new(),
         failures: HashMap::new(),
     };
-    desk.work(stop).await;
+    scheduler.run(stop).await;
 }
 
-/// The one task that decides. Whatever waits for the server runs beside it.
-struct Desk {
-    scheduler: Scheduler,
-    queue: Queue<Subject>,
-    world: World,
-    acting: JoinSet<Outcome>,
-    /// Which decision each task carries out.
-    decisions: HashMap<Id, (Key, Decision)>,
-    /// How often in a row a pod's decision could not be carried out.
+/// The one task that owns the state and decides. Requests to the server run in tasks of their own.
+struct Scheduler {
+    writer: DecisionWriter,
+    queue: Queue<SchedulerWorkItem>,
+    state: SchedulerState,
+    writes: JoinSet<DecisionOutcome>,
+    /// The decision that each task of `writes` writes.
+    decisions: HashMap<Id, (Key, ScheduleDecision)>,
+    /// The number of failures in a row, by pod.
     failures: HashMap<Key, u32>,
 }
 
-impl Desk {
-    async fn work(mut self, stop: CancellationToken) {
-        // Everything that is there, before anybody is placed: a pod not taken in yet would take no room.
+impl Scheduler {
+    async fn run(mut self, stop: CancellationToken) {
+        // All existing objects come first: resources of a pod that is not in the state yet would count as free.
         while !self.queue.is_empty() {
-            let subject = self.queue.next().await;
-            self.note_change(&subject);
+            let item = self.queue.next().await;
+            self.apply_change(&item);
         }
         loop {
-            let now = self.scheduler.context.clock.now();
-            let next_end = self.world.expire(now);
+            let now = self.writer.context.clock.now();
+            let next_expiry = self.state.expire_reservations(now);
             self.decide(now);
-            let rest = next_end.and_then(|end| end.duration_since(now).try_into().ok());
-            let rest: Duration = rest.unwrap_or(Duration::MAX);
+            let until_expiry = next_expiry.and_then(|expiry| expiry.duration_since(now).try_into().ok());
+            let until_expiry: Duration = until_expiry.unwrap_or(Duration::MAX);
             tokio::select! {
                 () = stop.cancelled() => break,
-                subject = self.queue.next() => self.take_in(subject).await,
-                Some(ended) = self.acting.join_next_with_id() => self.note(ended),
-                () = tokio::time::sleep(rest) => {}
+                item = self.queue.next() => self.apply_changes(item).await,
+                Some(ended) = self.writes.join_next_with_id() => self.record_outcome(ended),
+                () = tokio::time::sleep(until_expiry) => {}
             }
         }
-        while self.acting.join_next().await.is_some() {}
+        while self.writes.join_next().await.is_some() {}
     }
 
-    /// Takes in what has changed, this and what else is there, so that a storm is one picture and not a thousand.
-    async fn take_in(&mut self, first: Subject) {
+    /// Applies this change and those queued behind it, up to [`MAX_CHANGES_PER_BATCH`], so that many changes cost one
+    /// round of decisions.
+    async fn apply_changes(&mut self, first: SchedulerWorkItem) {
         let mut next = Some(first);
-        let mut taken = 0;
-        while let Some(subject) = next.take() {
-            self.note_change(&subject);
-            taken += 1;
-            if taken < TAKEN_IN && !self.queue.is_empty() {
+        let mut applied = 0;
+        while let Some(item) = next.take() {
+            self.apply_change(&item);
+            applied += 1;
+            if applied < MAX_CHANGES_PER_BATCH && !self.queue.is_empty() {
                 next = Some(self.queue.next().await);
             }
         }
     }
 
-    fn note_change(&mut self, subject: &Subject) {
-        self.scheduler.observed.take_in(&mut self.world, subject);
-        self.queue.done(subject);
-        if let Subject::Pod(key) = subject
-            && self.scheduler.observed.pods.get(key).is_none()
+    fn apply_change(&mut self, item: &SchedulerWorkItem) {
+        self.writer.observer.update_state(&mut self.state, item);
+        self.queue.done(item);
+        if let SchedulerWorkItem::Pod(key) = item
+            && self.writer.observer.pods.get(key).is_none()
         {
             self.failures.remove(key);
         }
     }
 
     fn decide(&mut self, now: Timestamp) {
-        while let Some((pod, decision)) = self.world.next(now) {
-            if !matches!(decision, Decision::Await) {
-                self.act(pod, decision);
+        while let Some((pod, decision)) = self.state.next_decision(now) {
+            if !matches!(decision, ScheduleDecision::AwaitVolumes) {
+                self.start_write(pod, decision);
             }
         }
     }
 
-    fn act(&mut self, pod: Arc<Pod>, decision: Decision) {
+    fn start_write(&mut self, pod: Arc<Pod>, decision: ScheduleDecision) {
         let key = Key::of(&pod.metadata);
-        let scheduler = self.scheduler.clone();
+        let writer = self.writer.clone();
         let span = info_span!("reconcile", controller = "schedule", pod = %key);
-        let carried_out = decision.clone();
+        let written = decision.clone();
         let work = async move {
-            let _place = scheduler.places.acquire().await;
-            match scheduler.settle(&pod, &carried_out).await {
-                Ok(()) => Outcome::Done,
+            let _permit = writer.permits.acquire().await;
+            match writer.write(&pod, &written).await {
+                Ok(()) => DecisionOutcome::Done,
                 Err(error) if error.is_conflict() => {
-                    debug!(%error, "someone else wrote first");
-                    Outcome::Failed
+                    debug!(%error, "decision not written: an object has changed");
+                    DecisionOutcome::Failed
                 }
                 Err(error) => {
-                    warn!(%error, "decision not carried out");
-                    Outcome::Failed
+                    warn!(%error, "decision not written");
+                    DecisionOutcome::Failed
                 }
             }
         };
-        let task = self.acting.spawn(work.instrument(span));
+        let task = self.writes.spawn(work.instrument(span));
         self.decisions.insert(task.id(), (key, decision));
     }
 
-    fn note(&mut self, ended: Result<(Id, Outcome), JoinError>) {
-        // A task that panicked counts as failed: its pod must not stay locked.
-        let (id, outcome) = ended.unwrap_or_else(|error| (error.id(), Outcome::Failed));
+    fn record_outcome(&mut self, ended: Result<(Id, DecisionOutcome), JoinError>) {
+        // A task that panicked counts as failed, so that its pod does not stay in flight for ever.
+        let (id, outcome) = ended.unwrap_or_else(|error| (error.id(), DecisionOutcome::Failed));
         let Some((pod, decision)) = self.decisions.remove(&id) else { return };
-        self.world.finished(&pod, &decision, outcome);
-        let first = match (&decision, outcome) {
-            (Decision::GiveUp { .. }, _) => LONG_REST,
-            (_, Outcome::Failed) => REST,
-            (Decision::Bind { .. } | Decision::Wait(_), Outcome::Done) => {
+        self.state.complete(&pod, &decision, outcome);
+        let backoff = match (&decision, outcome) {
+            (ScheduleDecision::ReleaseNode { .. }, _) => RELEASE_BACKOFF,
+            (_, DecisionOutcome::Failed) => WRITE_BACKOFF,
+            (ScheduleDecision::Bind { .. } | ScheduleDecision::MarkUnschedulable(_), DecisionOutcome::Done) => {
                 self.failures.remove(&pod);
                 return;
             }
-            (Decision::Reserve { .. } | Decision::Await, Outcome::Done) => return,
+            (ScheduleDecision::Reserve { .. } | ScheduleDecision::AwaitVolumes, DecisionOutcome::Done) => return,
         };
-        let times = self.failures.entry(pod.clone()).or_default();
-        let rest = first.saturating_mul(1 << (*times).min(10)).min(LONGEST_REST);
-        *times += 1;
-        self.queue.add_after(Subject::Retry(pod), rest);
+        let failures = self.failures.entry(pod.clone()).or_default();
+        let delay = backoff.saturating_mul(1 << (*failures).min(10)).min(MAX_BACKOFF);
+        *failures += 1;
+        self.queue.add_after(SchedulerWorkItem::Retry(pod), delay);
     }
 }

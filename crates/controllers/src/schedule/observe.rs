@@ -1,18 +1,23 @@
-//! From caches to the picture that pods are placed in.
+//! Brings changes from the caches into the [`SchedulerState`].
 //!
-//! A change is only noted; the picture takes in whatever the cache shows when its turn comes. So the order in which changes of one
-//! object are told does not matter.
+//! A change only queues the object's key. The state gets the object that the cache has when the key is handled, so that
+//! the order of notifications about one object does not matter. Decides nothing.
+
+mod relevance;
+
+use std::sync::Arc;
 
 use cleat_api::key::Key;
 use cleat_runtime::{Cache, Cached, Caches, Change, Queue};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
 
-use super::decide::{Stock, World};
+use super::decide::SchedulerState;
+use relevance::{CacheLookup, StateUpdate};
 
-/// Something to look at.
+/// The key of an object that may have changed, or of a pod to retry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Subject {
+pub(super) enum SchedulerWorkItem {
     Pod(Key),
     Node(String),
     Claim(Key),
@@ -22,12 +27,12 @@ pub(super) enum Subject {
     CsiNode(String),
     Capacity(Key),
     Attachment(String),
-    /// A pod whose pause after a failure is over.
+    /// A pod whose backoff after a failed decision has ended.
     Retry(Key),
 }
 
 #[derive(Clone)]
-pub(super) struct Observed {
+pub(super) struct ScheduleObserver {
     pub(super) pods: Cache<Pod>,
     pub(super) nodes: Cache<Node>,
     pub(super) claims: Cache<PersistentVolumeClaim>,
@@ -39,7 +44,7 @@ pub(super) struct Observed {
     attachments: Cache<VolumeAttachment>,
 }
 
-impl Observed {
+impl ScheduleObserver {
     pub(super) fn new(caches: &Caches) -> Self {
         Self {
             pods: caches.pods(),
@@ -47,7 +52,7 @@ impl Observed {
             claims: caches.claims(),
             volumes: caches.volumes(),
             classes: caches.classes(),
-            drivers: caches.csi_drivers(),
+            drivers: caches.drivers(),
             csi_nodes: caches.csi_nodes(),
             capacities: caches.capacities(),
             attachments: caches.attachments(),
@@ -68,39 +73,52 @@ impl Observed {
         );
     }
 
-    pub(super) fn follow(&self, queue: &Queue<Subject>) {
-        follow(&self.nodes, queue, |key| Subject::Node(key.name));
-        follow(&self.csi_nodes, queue, |key| Subject::CsiNode(key.name));
-        follow(&self.classes, queue, |key| Subject::Class(key.name));
-        follow(&self.drivers, queue, |key| Subject::Driver(key.name));
-        follow(&self.capacities, queue, Subject::Capacity);
-        follow(&self.volumes, queue, |key| Subject::Volume(key.name));
-        follow(&self.claims, queue, Subject::Claim);
-        follow(&self.attachments, queue, |key| Subject::Attachment(key.name));
-        follow(&self.pods, queue, Subject::Pod);
+    /// Queues all existing objects, then every change.
+    pub(super) fn subscribe(&self, queue: &Queue<SchedulerWorkItem>) {
+        subscribe(&self.nodes, queue, |key| SchedulerWorkItem::Node(key.name));
+        subscribe(&self.csi_nodes, queue, |key| SchedulerWorkItem::CsiNode(key.name));
+        subscribe(&self.classes, queue, |key| SchedulerWorkItem::Class(key.name));
+        subscribe(&self.drivers, queue, |key| SchedulerWorkItem::Driver(key.name));
+        subscribe(&self.capacities, queue, SchedulerWorkItem::Capacity);
+        subscribe(&self.volumes, queue, |key| SchedulerWorkItem::Volume(key.name));
+        subscribe(&self.claims, queue, SchedulerWorkItem::Claim);
+        subscribe(&self.attachments, queue, |key| SchedulerWorkItem::Attachment(key.name));
+        subscribe(&self.pods, queue, SchedulerWorkItem::Pod);
     }
 
-    pub(super) fn take_in(&self, world: &mut World, subject: &Subject) {
-        let stock = Stock { claim: &|key| self.claims.get(key), volume: &|name| self.volumes.named(name) };
-        match subject {
-            Subject::Pod(key) => world.take_pod(key, self.pods.get(key), &stock),
-            Subject::Node(name) => world.set_node(name, self.nodes.named(name)),
-            Subject::Claim(key) => world.take_claim(key, &stock),
-            Subject::Volume(name) => world.take_volume(name, &stock),
-            Subject::Class(name) => world.set_class(name, self.classes.named(name)),
-            Subject::Driver(name) => world.set_driver(name, self.drivers.named(name)),
-            Subject::CsiNode(name) => world.set_csi_node(name, self.csi_nodes.named(name).as_deref()),
-            Subject::Capacity(key) => world.set_capacity(key, self.capacities.get(key)),
-            Subject::Attachment(name) => world.take_attachment(name, self.attachments.named(name).as_deref(), &stock),
-            Subject::Retry(key) => world.retry(key),
+    pub(super) fn update_state(&self, state: &mut SchedulerState, item: &SchedulerWorkItem) {
+        let mut update = StateUpdate { state, lookup: self };
+        match item {
+            SchedulerWorkItem::Pod(key) => update.apply_pod(key, self.pods.get(key)),
+            SchedulerWorkItem::Claim(key) => update.apply_claim(key),
+            SchedulerWorkItem::Volume(name) => update.apply_volume(name),
+            SchedulerWorkItem::Attachment(name) => {
+                update.apply_attachment(name, self.attachments.named(name).as_deref());
+            }
+            SchedulerWorkItem::Node(name) => state.set_node(name, self.nodes.named(name)),
+            SchedulerWorkItem::Class(name) => state.set_class(name, self.classes.named(name)),
+            SchedulerWorkItem::Driver(name) => state.set_driver(name, self.drivers.named(name)),
+            SchedulerWorkItem::CsiNode(name) => state.set_csi_node(name, self.csi_nodes.named(name).as_deref()),
+            SchedulerWorkItem::Capacity(key) => state.set_capacity(key, self.capacities.get(key)),
+            SchedulerWorkItem::Retry(key) => state.enqueue(key),
         }
     }
 }
 
-fn follow<K>(cache: &Cache<K>, queue: &Queue<Subject>, subject: fn(Key) -> Subject)
+impl CacheLookup for ScheduleObserver {
+    fn claim(&self, key: &Key) -> Option<Arc<PersistentVolumeClaim>> {
+        self.claims.get(key)
+    }
+
+    fn volume(&self, name: &str) -> Option<Arc<PersistentVolume>> {
+        self.volumes.named(name)
+    }
+}
+
+fn subscribe<K>(cache: &Cache<K>, queue: &Queue<SchedulerWorkItem>, item: fn(Key) -> SchedulerWorkItem)
 where
     K: Cached,
 {
     let queue = queue.clone();
-    cache.subscribe(move |change: &Change<K>| queue.add(subject(Key::of(change.object().meta()))));
+    cache.subscribe(move |change: &Change<K>| queue.add(item(Key::of(change.object().meta()))));
 }

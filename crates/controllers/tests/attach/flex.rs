@@ -1,19 +1,19 @@
-//! FlexVolumes: the driver only says what it can do, the test attaches.
+//! FlexVolumes. The driver only reports its capabilities; the test does the work of the attacher.
 
 use cleat_api::flex::{ATTACHER, FlexVolume};
 use cleat_api::names;
-use cleat_controllers::attach::Policy;
+use cleat_controllers::attach::DetachPolicy;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
-use super::rig::{Rig, claimed, create, patch_status, until};
+use super::rig::{Rig, claim_source, create, patch_status, wait_until};
 
 const FLEX: &str = "acme/disk";
 
 impl Rig {
-    /// The FlexVolume driver [`FLEX`], which only says what it can do: the test attaches.
+    /// Installs the FlexVolume driver [`FLEX`], which only reports its capabilities.
     fn install_flex(&self, capabilities: &str) {
         self.install_flex_script(&format!(r#"echo '{{"status":"Success","capabilities":{capabilities}}}'"#));
     }
@@ -27,123 +27,123 @@ impl Rig {
         std::fs::rename(home.join(".new"), home.join("disk")).unwrap();
     }
 
-    /// A FlexVolume and a claim that are bound to each other.
+    /// Creates a FlexVolume and a claim that are bound to each other. Returns the unique volume name.
     async fn flex_volume(&self, name: &str, modes: &[&str]) -> String {
         self.volume_of(name, modes, json!({ "flexVolume": { "driver": FLEX, "options": { "lun": "7" } } })).await;
         format!("flexvolume-{FLEX}/{name}")
     }
 
-    fn flex_attachment(&self, volume: &str, node: &str) -> String {
+    fn flex_attachment_name(&self, volume: &str, node: &str) -> String {
         names::attachment(&format!("{FLEX}/{volume}"), ATTACHER, node)
     }
 
-    /// What the attacher would write.
+    /// Writes what the attacher writes after a successful call.
     async fn confirm_device(&self, attachment: &str, device: &str) {
         let status = json!({ "attached": true, "attachmentMetadata": { "devicePath": device } });
-        patch_status(&self.all::<VolumeAttachment>(), attachment, json!({ "status": status })).await;
+        patch_status(&self.cluster::<VolumeAttachment>(), attachment, json!({ "status": status })).await;
     }
 
-    async fn told_device(&self, node: &str, unique: &str, device: &str) {
-        until(&format!("{node} is told of {device}"), || async {
-            let node = self.all::<Node>().get(node).await.unwrap();
+    async fn wait_reported_device(&self, node: &str, unique_name: &str, device: &str) {
+        wait_until(&format!("{node} reports the device {device}"), || async {
+            let node = self.cluster::<Node>().get(node).await.unwrap();
             let attached = node.status.and_then(|s| s.volumes_attached).unwrap_or_default();
-            attached.iter().any(|v| v.name == unique && v.device_path == device).then_some(())
+            attached.iter().any(|v| v.name == unique_name && v.device_path == device).then_some(())
         })
         .await;
     }
 }
 
 #[tokio::test]
-async fn flex_volumes_are_attached_to_one_node_and_the_node_is_told_the_device() {
+async fn flex_volumes_are_attached_to_one_node_and_the_node_reports_the_device() {
     let rig = Rig::new().await;
     rig.install_flex("{}");
-    rig.start(Policy::default());
+    rig.start(DetachPolicy::default());
     rig.node("n1").await;
     rig.node("n2").await;
-    let unique = rig.flex_volume("v", &["ReadWriteOnce"]).await;
+    let unique_name = rig.flex_volume("v", &["ReadWriteOnce"]).await;
     rig.pod("p", "n1", json!({ "persistentVolumeClaim": { "claimName": "v", "readOnly": true } })).await;
-    let attachment = rig.flex_attachment("v", "n1");
-    let made = rig.made(&attachment).await;
-    assert_eq!(made.spec.attacher, "flexvolume.cleat.dev");
-    let recorded = FlexVolume::from_attachment(&made).unwrap();
+    let attachment = rig.flex_attachment_name("v", "n1");
+    let created = rig.wait_attachment(&attachment).await;
+    assert_eq!(created.spec.attacher, "flexvolume.cleat.dev");
+    let recorded = FlexVolume::of_attachment(&created).unwrap();
     assert_eq!((recorded.driver.as_str(), recorded.volume.as_str(), recorded.read_only), (FLEX, "v", true));
     assert_eq!(recorded.options["lun"], "7");
     rig.confirm_device(&attachment, "/dev/a").await;
-    rig.told_device("n1", &unique, "/dev/a").await;
+    rig.wait_reported_device("n1", &unique_name, "/dev/a").await;
     rig.confirm_device(&attachment, "/dev/b").await;
-    rig.told_device("n1", &unique, "/dev/b").await;
+    rig.wait_reported_device("n1", &unique_name, "/dev/b").await;
 
-    rig.pod("heir", "n2", claimed("v")).await;
-    rig.event("heir", "Volume is already used by pod(s) p").await;
-    rig.status("n1", json!({ "volumesInUse": [unique] })).await;
-    rig.forget_pod("p").await;
-    rig.event("heir", "Volume is already exclusively attached to one node").await;
-    rig.looked_around("w", "n1").await;
-    rig.made(&attachment).await;
+    rig.pod("next", "n2", claim_source("v")).await;
+    rig.wait_event("next", "Volume is already used by pod(s) p").await;
+    rig.status("n1", json!({ "volumesInUse": [unique_name] })).await;
+    rig.delete_pod("p").await;
+    rig.wait_event("next", "Volume is already exclusively attached to one node").await;
+    rig.wait_reconciled("w", "n1").await;
+    rig.wait_attachment(&attachment).await;
     rig.status("n1", json!({ "volumesInUse": null })).await;
-    rig.gone(&attachment).await;
-    rig.told("n1", &[]).await;
-    rig.made(&rig.flex_attachment("v", "n2")).await;
+    rig.wait_deleted(&attachment).await;
+    rig.wait_reported("n1", &[]).await;
+    rig.wait_attachment(&rig.flex_attachment_name("v", "n2")).await;
 }
 
 #[tokio::test]
-async fn a_pods_own_flex_volume_is_attached_too() {
+async fn an_inline_flex_volume_is_attached() {
     let rig = Rig::new().await;
     rig.install_flex("{}");
-    rig.start(Policy::default());
+    rig.start(DetachPolicy::default());
     rig.node("n1").await;
     rig.pod("p", "n1", json!({ "flexVolume": { "driver": FLEX } })).await;
-    let attachment = rig.flex_attachment("data", "n1");
-    rig.made(&attachment).await;
+    let attachment = rig.flex_attachment_name("data", "n1");
+    rig.wait_attachment(&attachment).await;
     rig.confirm_device(&attachment, "").await;
-    rig.told("n1", &["flexvolume-acme/disk/data"]).await;
-    rig.event("p", "AttachVolume.Attach succeeded for volume \"data\" ").await;
-    rig.forget_pod("p").await;
-    rig.gone(&attachment).await;
+    rig.wait_reported("n1", &["flexvolume-acme/disk/data"]).await;
+    rig.wait_event("p", "AttachVolume.Attach succeeded for volume \"data\" ").await;
+    rig.delete_pod("p").await;
+    rig.wait_deleted(&attachment).await;
 }
 
 #[tokio::test]
-async fn a_flex_driver_that_attaches_nothing_is_left_alone() {
+async fn volumes_of_a_flex_driver_without_the_attach_capability_are_not_attached() {
     let rig = Rig::new().await;
     rig.install_flex(r#"{"attach":false}"#);
-    rig.start(Policy::default());
+    rig.start(DetachPolicy::default());
     rig.node("n1").await;
     rig.flex_volume("v", &["ReadWriteOnce"]).await;
-    rig.pod("p", "n1", claimed("v")).await;
+    rig.pod("p", "n1", claim_source("v")).await;
     rig.pod("q", "n1", json!({ "flexVolume": { "driver": FLEX } })).await;
-    rig.looked_around("w", "n1").await;
+    rig.wait_reconciled("w", "n1").await;
     for volume in ["v", "data"] {
-        let none = rig.all::<VolumeAttachment>().get_opt(&rig.flex_attachment(volume, "n1")).await.unwrap();
+        let none = rig.cluster::<VolumeAttachment>().get_opt(&rig.flex_attachment_name(volume, "n1")).await.unwrap();
         assert!(none.is_none(), "{volume}");
     }
-    // An update of the driver attaches, and the next one does not any more.
+    // The driver is replaced by one with the capability, and that by one without it.
     rig.install_flex(r#"{"attach":true}"#);
-    let attachment = rig.flex_attachment("v", "n1");
-    rig.made(&attachment).await;
-    rig.made(&rig.flex_attachment("data", "n1")).await;
+    let attachment = rig.flex_attachment_name("v", "n1");
+    rig.wait_attachment(&attachment).await;
+    rig.wait_attachment(&rig.flex_attachment_name("data", "n1")).await;
     rig.install_flex(r#"{"attach":false}"#);
-    rig.gone(&attachment).await;
+    rig.wait_deleted(&attachment).await;
 }
 
 #[tokio::test]
-async fn a_flex_driver_that_is_missing_is_named_to_the_pod_and_takes_nothing_away() {
+async fn a_missing_flex_driver_is_reported_to_the_pod_and_causes_no_detach() {
     let rig = Rig::new().await;
-    rig.start(Policy::default());
+    rig.start(DetachPolicy::default());
     rig.node("n1").await;
     rig.flex_volume("v", &["ReadWriteOnce"]).await;
-    rig.pod("p", "n1", claimed("v")).await;
-    let attachment = rig.flex_attachment("v", "n1");
-    rig.made(&attachment).await;
+    rig.pod("p", "n1", claim_source("v")).await;
+    let attachment = rig.flex_attachment_name("v", "n1");
+    rig.wait_attachment(&attachment).await;
     let error = json!({ "status": { "attached": false, "attachError": { "message": "there is no driver" } } });
-    patch_status(&rig.all::<VolumeAttachment>(), &attachment, error).await;
-    rig.event("p", "AttachVolume.Attach failed for volume \"v\" : there is no driver").await;
-    rig.put_forward(121);
+    patch_status(&rig.cluster::<VolumeAttachment>(), &attachment, error).await;
+    rig.wait_event("p", "AttachVolume.Attach failed for volume \"v\" : there is no driver").await;
+    rig.advance_clock(121);
     rig.confirm_device(&attachment, "/dev/a").await;
-    rig.told("n1", &["flexvolume-acme/disk/v"]).await;
+    rig.wait_reported("n1", &["flexvolume-acme/disk/v"]).await;
 }
 
 #[tokio::test]
-async fn while_a_flex_driver_starts_nothing_is_begun_and_nothing_taken_away() {
+async fn while_a_flex_driver_starts_its_volumes_are_neither_attached_nor_detached() {
     let rig = Rig::new().await;
     let go = rig.dir.path().join("go");
     assert!(std::process::Command::new("mkfifo").arg(&go).status().unwrap().success());
@@ -151,39 +151,42 @@ async fn while_a_flex_driver_starts_nothing_is_begun_and_nothing_taken_away() {
     rig.node("n1").await;
     rig.flex_volume("old", &["ReadWriteOnce"]).await;
     rig.flex_volume("new", &["ReadWriteOnce"]).await;
-    rig.pod("p", "n1", claimed("old")).await;
-    rig.pod("q", "n1", claimed("new")).await;
-    // From before the restart.
-    let volume = rig.all::<PersistentVolume>().get("old").await.unwrap();
-    let recorded = FlexVolume::from_volume(&volume, false).unwrap().to_inline_spec();
-    let old = rig.flex_attachment("old", "n1");
+    rig.pod("p", "n1", claim_source("old")).await;
+    rig.pod("q", "n1", claim_source("new")).await;
+    // An attachment from before the restart.
+    let volume = rig.cluster::<PersistentVolume>().get("old").await.unwrap();
+    let recorded = FlexVolume::of_volume(&volume, false).unwrap().record();
+    let old = rig.flex_attachment_name("old", "n1");
     let spec = json!({ "attacher": ATTACHER, "nodeName": "n1", "source": { "inlineVolumeSpec": recorded } });
-    create(&rig.all::<VolumeAttachment>(), json!({ "metadata": { "name": old }, "spec": spec })).await;
-    rig.start(Policy::default());
-    rig.looked_around("w", "n1").await;
-    let kept = rig.all::<VolumeAttachment>().get(&old).await.unwrap();
-    assert!(kept.metadata.deletion_timestamp.is_none(), "nobody said that it is not attached");
-    let new = rig.flex_attachment("new", "n1");
-    assert!(rig.all::<VolumeAttachment>().get_opt(&new).await.unwrap().is_none(), "it may attach nothing");
+    create(&rig.cluster::<VolumeAttachment>(), json!({ "metadata": { "name": old }, "spec": spec })).await;
+    rig.start(DetachPolicy::default());
+    rig.wait_reconciled("w", "n1").await;
+    let kept = rig.cluster::<VolumeAttachment>().get(&old).await.unwrap();
+    assert!(kept.metadata.deletion_timestamp.is_none(), "the driver has not said that it does not attach");
+    let new = rig.flex_attachment_name("new", "n1");
+    assert!(
+        rig.cluster::<VolumeAttachment>().get_opt(&new).await.unwrap().is_none(),
+        "the driver may turn out not to attach"
+    );
     std::fs::write(&go, "").unwrap();
-    rig.made(&new).await;
+    rig.wait_attachment(&new).await;
 }
 
 #[tokio::test]
-async fn a_volume_that_is_taken_from_its_claim_leaves_the_node() {
+async fn a_volume_whose_claim_ref_is_removed_is_detached() {
     let rig = Rig::new().await;
     rig.install_flex("{}");
-    rig.start(Policy::default());
+    rig.start(DetachPolicy::default());
     rig.node("n1").await;
-    let unique = rig.flex_volume("v", &["ReadWriteOnce"]).await;
-    rig.pod("p", "n1", claimed("v")).await;
-    let attachment = rig.flex_attachment("v", "n1");
-    rig.made(&attachment).await;
+    let unique_name = rig.flex_volume("v", &["ReadWriteOnce"]).await;
+    rig.pod("p", "n1", claim_source("v")).await;
+    let attachment = rig.flex_attachment_name("v", "n1");
+    rig.wait_attachment(&attachment).await;
     rig.confirm_device(&attachment, "/dev/a").await;
-    rig.told_device("n1", &unique, "/dev/a").await;
-    // The pod stays, and nothing else happens that would bring the volume to mind.
+    rig.wait_reported_device("n1", &unique_name, "/dev/a").await;
+    // The pod stays: only the change of the PersistentVolume can cause the detach.
     let free = Patch::Merge(json!({ "spec": { "claimRef": null } }));
-    rig.all::<PersistentVolume>().patch("v", &PatchParams::default(), &free).await.unwrap();
-    rig.gone(&attachment).await;
-    rig.told("n1", &[]).await;
+    rig.cluster::<PersistentVolume>().patch("v", &PatchParams::default(), &free).await.unwrap();
+    rig.wait_deleted(&attachment).await;
+    rig.wait_reported("n1", &[]).await;
 }

@@ -1,9 +1,9 @@
-//! The attach/detach controller on a real API server. The test is the attacher and the node agents: it says what a driver
-//! would have answered, and what a node has in use.
+//! The attach/detach controller with a real API server. The tests do the work of the external attacher and the node
+//! agents: they write what a driver would have answered, and what a node has in use.
 
 #![allow(clippy::unwrap_used)]
 
-mod everyday;
+mod detach;
 mod faults;
 mod flex;
 mod rig;

@@ -1,4 +1,4 @@
-//! The controller, its API server, and the hands of everybody else.
+//! Runs the controller with an API server, and does the work of users, node agents and the external attacher.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use cleat_api::names;
 use cleat_apiserver::{ApiServer, Config};
 use cleat_controllers::Context;
-use cleat_controllers::attach::{self, Policy};
+use cleat_controllers::attach::{self, DetachPolicy};
 use cleat_flex::Drivers;
 use cleat_runtime::{Caches, Clock};
 use cleat_testing::build;
@@ -26,10 +26,10 @@ use super::faults::Faults;
 pub(crate) const WAIT: Duration = Duration::from_secs(60);
 pub(crate) const DRIVER: &str = build::DRIVER;
 
-/// A clock that the test puts forward.
-pub(crate) struct Hands(Mutex<Timestamp>);
+/// A clock that only the test advances.
+pub(crate) struct ManualClock(Mutex<Timestamp>);
 
-impl Clock for Hands {
+impl Clock for ManualClock {
     fn now(&self) -> Timestamp {
         *self.0.lock()
     }
@@ -37,7 +37,7 @@ impl Clock for Hands {
 
 pub(crate) struct Rig {
     pub(crate) client: Client,
-    pub(crate) clock: Arc<Hands>,
+    pub(crate) clock: Arc<ManualClock>,
     stop: CancellationToken,
     flex: Drivers,
     pub(crate) faults: Arc<Faults>,
@@ -57,29 +57,29 @@ impl Rig {
         let server = ApiServer::open(Config::new(dir.path(), ([127, 0, 0, 1], 0).into())).await.unwrap();
         let client = server.client("system:admin");
         let faults = Arc::new(Faults::new(client.clone()));
-        let clock = Arc::new(Hands(Mutex::new(Timestamp::now())));
+        let clock = Arc::new(ManualClock(Mutex::new(Timestamp::now())));
         let flex = Drivers::new(cleat_flex::Config::new(dir.path().join("flex"), dir.path().join("calls")));
         Self { client, clock, stop: CancellationToken::new(), flex, faults, _server: server, dir }
     }
 
-    /// With the rights that its role gives it, as in `cleat up`.
-    pub(crate) fn start(&self, policy: Policy) {
-        let client = self.faults.acting(self._server.component("system:cleat:attach-detach"));
-        let watching = self.faults.watching(self._server.component("system:cleat:caches"));
+    /// Starts the controller with the rights of its role, as in `cleat up`.
+    pub(crate) fn start(&self, policy: DetachPolicy) {
+        let client = self.faults.request_client(self._server.component("system:cleat:attach-detach"));
+        let watching = self.faults.cache_client(self._server.component("system:cleat:caches"));
         let caches = Caches::new(watching, self.stop.clone());
         let context = Context { client: client.into(), caches, clock: self.clock.clone() };
         tokio::spawn(attach::run(context, policy, self.flex.clone(), self.stop.clone()));
         tokio::spawn(self.flex.clone().run(self.stop.clone()));
     }
 
-    pub(crate) fn all<K>(&self) -> Api<K>
+    pub(crate) fn cluster<K>(&self) -> Api<K>
     where
         K: kube::Resource<DynamicType = (), Scope = kube::core::ClusterResourceScope>,
     {
         Api::all(self.client.clone())
     }
 
-    pub(crate) fn here<K>(&self) -> Api<K>
+    pub(crate) fn namespaced<K>(&self) -> Api<K>
     where
         K: kube::Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>,
     {
@@ -96,18 +96,18 @@ impl Rig {
         } else {
             json!({})
         };
-        create(&self.all::<Node>(), json!({ "metadata": { "name": name, "annotations": annotations } })).await;
+        create(&self.cluster::<Node>(), json!({ "metadata": { "name": name, "annotations": annotations } })).await;
         self.status(name, json!({ "conditions": [{ "type": "Ready", "status": "True" }] })).await;
     }
 
     pub(crate) async fn status(&self, node: &str, status: Value) {
-        patch_status(&self.all::<Node>(), node, json!({ "status": status })).await;
+        patch_status(&self.cluster::<Node>(), node, json!({ "status": status })).await;
     }
 
-    /// A claim bound to a volume of its own. Returns the volume's name in node status.
+    /// Creates a volume and a claim that are bound to each other. Returns the unique volume name.
     pub(crate) async fn volume(&self, name: &str, modes: &[&str]) -> String {
         self.volume_of(name, modes, json!({ "csi": { "driver": DRIVER, "volumeHandle": name } })).await;
-        names::unique_volume_name(DRIVER, name)
+        names::unique_volume(DRIVER, name)
     }
 
     pub(crate) async fn volume_of(&self, name: &str, modes: &[&str], source: Value) {
@@ -116,7 +116,7 @@ impl Rig {
             "spec": { "accessModes": modes, "volumeName": name, "storageClassName": "",
                       "resources": { "requests": { "storage": "1Gi" } } },
         });
-        let claim = create(&self.here::<PersistentVolumeClaim>(), claim).await;
+        let claim = create(&self.namespaced::<PersistentVolumeClaim>(), claim).await;
         let mut volume = json!({
             "metadata": { "name": name },
             "spec": {
@@ -125,8 +125,9 @@ impl Rig {
             },
         });
         volume["spec"].as_object_mut().unwrap().extend(source.as_object().unwrap().clone());
-        create(&self.all::<PersistentVolume>(), volume).await;
-        patch_status(&self.here::<PersistentVolumeClaim>(), name, json!({ "status": { "phase": "Bound" } })).await;
+        create(&self.cluster::<PersistentVolume>(), volume).await;
+        patch_status(&self.namespaced::<PersistentVolumeClaim>(), name, json!({ "status": { "phase": "Bound" } }))
+            .await;
     }
 
     pub(crate) async fn pod(&self, name: &str, node: &str, source: Value) {
@@ -136,85 +137,85 @@ impl Rig {
             "metadata": { "name": name },
             "spec": { "nodeName": node, "containers": [{ "name": "main", "image": "busybox" }], "volumes": [volume] },
         });
-        create(&self.here::<Pod>(), pod).await;
+        create(&self.namespaced::<Pod>(), pod).await;
     }
 
-    pub(crate) async fn forget_pod(&self, name: &str) {
-        let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
-        self.here::<Pod>().delete(name, &at_once).await.unwrap();
+    pub(crate) async fn delete_pod(&self, name: &str) {
+        let immediately = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+        self.namespaced::<Pod>().delete(name, &immediately).await.unwrap();
     }
 
-    pub(crate) fn attachment(&self, volume: &str, node: &str) -> String {
+    pub(crate) fn attachment_name(&self, volume: &str, node: &str) -> String {
         names::attachment(volume, DRIVER, node)
     }
 
-    pub(crate) async fn made(&self, attachment: &str) -> VolumeAttachment {
-        until(&format!("{attachment} is made"), || async {
-            self.all::<VolumeAttachment>().get_opt(attachment).await.unwrap()
+    pub(crate) async fn wait_attachment(&self, attachment: &str) -> VolumeAttachment {
+        wait_until(&format!("{attachment} exists"), || async {
+            self.cluster::<VolumeAttachment>().get_opt(attachment).await.unwrap()
         })
         .await
     }
 
-    pub(crate) async fn gone(&self, attachment: &str) {
-        until(&format!("{attachment} goes"), || async {
-            self.all::<VolumeAttachment>().get_opt(attachment).await.unwrap().is_none().then_some(())
+    pub(crate) async fn wait_deleted(&self, attachment: &str) {
+        wait_until(&format!("{attachment} is deleted"), || async {
+            self.cluster::<VolumeAttachment>().get_opt(attachment).await.unwrap().is_none().then_some(())
         })
         .await;
     }
 
-    /// What the attacher would write.
+    /// Writes what the attacher writes after a successful call.
     pub(crate) async fn confirm(&self, attachment: &str) {
-        patch_status(&self.all::<VolumeAttachment>(), attachment, json!({ "status": { "attached": true } })).await;
+        patch_status(&self.cluster::<VolumeAttachment>(), attachment, json!({ "status": { "attached": true } })).await;
     }
 
-    pub(crate) async fn told(&self, node: &str, want: &[&str]) {
-        until(&format!("{node} is told of {want:?}"), || async {
-            let node = self.all::<Node>().get(node).await.unwrap();
+    pub(crate) async fn wait_reported(&self, node: &str, want: &[&str]) {
+        wait_until(&format!("{node} reports {want:?} as attached"), || async {
+            let node = self.cluster::<Node>().get(node).await.unwrap();
             let attached = node.status.and_then(|s| s.volumes_attached).unwrap_or_default();
             (attached.iter().map(|v| v.name.as_str()).collect::<Vec<_>>() == want).then_some(())
         })
         .await;
     }
 
-    /// A volume is attached to a node that has it in use, and its pod is gone.
+    /// Attaches a volume to a node that has it in use, and deletes its pod. Returns the attachment's name.
     pub(crate) async fn left_in_use(&self, volume: &str, node: &str) -> String {
-        let unique = self.volume(volume, &["ReadWriteOnce"]).await;
-        self.pod(volume, node, claimed(volume)).await;
-        let attachment = self.attachment(volume, node);
-        self.made(&attachment).await;
+        let unique_name = self.volume(volume, &["ReadWriteOnce"]).await;
+        self.pod(volume, node, claim_source(volume)).await;
+        let attachment = self.attachment_name(volume, node);
+        self.wait_attachment(&attachment).await;
         self.confirm(&attachment).await;
-        self.told(node, &[&unique]).await;
-        self.status(node, json!({ "volumesInUse": [unique] })).await;
-        self.forget_pod(volume).await;
+        self.wait_reported(node, &[&unique_name]).await;
+        self.status(node, json!({ "volumesInUse": [unique_name] })).await;
+        self.delete_pod(volume).await;
         attachment
     }
 
-    /// Brings the controller to look at everything once more, and waits until it has: a new volume goes its way.
-    pub(crate) async fn looked_around(&self, name: &str, node: &str) {
+    /// Waits until the controller has reconciled the node again: another volume is attached and detached.
+    pub(crate) async fn wait_reconciled(&self, name: &str, node: &str) {
         self.volume(name, &["ReadWriteMany"]).await;
-        self.pod(name, node, claimed(name)).await;
-        let attachment = self.attachment(name, node);
-        self.made(&attachment).await;
-        self.forget_pod(name).await;
-        self.gone(&attachment).await;
+        self.pod(name, node, claim_source(name)).await;
+        let attachment = self.attachment_name(name, node);
+        self.wait_attachment(&attachment).await;
+        self.delete_pod(name).await;
+        self.wait_deleted(&attachment).await;
     }
 
-    pub(crate) async fn event(&self, pod: &str, part: &str) {
-        until(&format!("an event of {pod} says {part:?}"), || async {
-            let events = self.here::<Event>().list(&ListParams::default()).await.unwrap();
+    pub(crate) async fn wait_event(&self, pod: &str, part: &str) {
+        wait_until(&format!("an event of {pod} says {part:?}"), || async {
+            let events = self.namespaced::<Event>().list(&ListParams::default()).await.unwrap();
             let mut events = events.items.into_iter().filter(|e| e.involved_object.name.as_deref() == Some(pod));
             events.any(|e| e.message.is_some_and(|m| m.contains(part))).then_some(())
         })
         .await;
     }
 
-    pub(crate) fn put_forward(&self, seconds: i64) {
+    pub(crate) fn advance_clock(&self, seconds: i64) {
         let mut now = self.clock.0.lock();
         *now += SignedDuration::from_secs(seconds);
     }
 }
 
-pub(crate) fn claimed(claim: &str) -> Value {
+pub(crate) fn claim_source(claim: &str) -> Value {
     json!({ "persistentVolumeClaim": { "claimName": claim } })
 }
 
@@ -226,10 +227,10 @@ pub(crate) async fn patch_status<K: Clone + DeserializeOwned + Debug>(api: &Api<
     api.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
 }
 
-pub(crate) async fn until<T, F: Future<Output = Option<T>>>(what: &str, look: impl Fn() -> F) -> T {
+pub(crate) async fn wait_until<T, F: Future<Output = Option<T>>>(what: &str, check: impl Fn() -> F) -> T {
     let wait = async {
         loop {
-            if let Some(found) = look().await {
+            if let Some(found) = check().await {
                 return found;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -1,244 +1,273 @@
-//! Does a node take a pod, and if so, with which volumes? Pure.
+//! Checks whether a node can run a pod, and with which volumes. Pure.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use cleat_api::well_known::{label, taint};
-use cleat_api::matching::{is_available_for, is_usable};
+use cleat_api::keys::{label, taint};
+use cleat_api::matching::{is_suitable, is_usable};
 use cleat_api::selector::{self, topology_matches};
 use cleat_api::toleration::tolerates;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Taint, Toleration};
 
-use super::World;
-use super::host::{Facts, Handle, Host, driver_of};
-use super::needs::{Delayed, Needs};
-use super::why::Reason;
-use super::world::Report;
+use super::SchedulerState;
+use super::node_info::{NodeInfo, ParsedNode, VolumeHandle, provisioning_driver};
+use super::requirements::{DelayedClaim, PodRequirements};
+use super::storage::CapacityInfo;
+use super::unschedulable::NodeRejection;
 
-/// Classes whose volumes administrators make.
+/// The provisioner of classes whose volumes are created by administrators.
 const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 
-/// What is to be done about a pod's unbound claims if it goes to one node.
+/// What must be done about a pod's unbound claims if it runs on one node.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Choice {
-    pub(super) taken: Vec<(Arc<PersistentVolume>, Arc<PersistentVolumeClaim>)>,
+pub(super) struct VolumePlan {
+    /// Existing volumes, each with the claim that gets it.
+    pub(super) matched: Vec<(Arc<PersistentVolume>, Arc<PersistentVolumeClaim>)>,
+    /// Claims whose volumes must be provisioned for the node.
     pub(super) provisioned: Vec<Arc<PersistentVolumeClaim>>,
 }
 
-impl World {
-    /// The reasons are those of the first question that the node fails. Where the pod's volumes can be is one question.
-    pub(super) fn fit(&self, host: &Host, facts: &Facts, needs: &Needs) -> Result<Choice, Vec<Reason>> {
-        admits(facts, &needs.pod)?;
-        has_room(host, facts, needs)?;
-        if needs.is_exclusive_taken {
-            return Err(vec![Reason::Exclusive]);
+impl SchedulerState {
+    /// Runs the checks in order and returns the rejections of the first one that fails. Affinity of bound volumes,
+    /// volumes for delayed claims and missing volumes are one check: their rejections are returned together.
+    pub(super) fn check_node(
+        &self,
+        info: &NodeInfo,
+        node: &ParsedNode,
+        requirements: &PodRequirements,
+    ) -> Result<VolumePlan, Vec<NodeRejection>> {
+        check_admission(node, &requirements.pod)?;
+        check_resources(info, node, requirements)?;
+        if requirements.is_claim_in_use {
+            return Err(vec![NodeRejection::ClaimInUse]);
         }
-        let mut against = Vec::new();
-        if !needs.bound.iter().all(|volume| host.reaches(&facts.node, volume)) {
-            against.push(Reason::VolumeAffinity);
+        let mut rejections = Vec::new();
+        if !requirements.bound_volumes.iter().all(|volume| info.can_reach(&node.object, volume)) {
+            rejections.push(NodeRejection::VolumeAffinity);
         }
-        let choice = self.choose(host, facts, needs).map_err(|reason| against.push(reason)).unwrap_or_default();
-        if needs.is_volume_gone {
-            against.push(Reason::VolumeGone);
+        let plan = self.plan_volumes(info, node, requirements);
+        let plan = plan.map_err(|rejection| rejections.push(rejection)).unwrap_or_default();
+        if requirements.has_missing_volume {
+            rejections.push(NodeRejection::VolumeNotFound);
         }
-        if !against.is_empty() {
-            return Err(against);
+        if !rejections.is_empty() {
+            return Err(rejections);
         }
-        if !needs.bound.iter().all(|volume| is_in_zone(volume, facts)) {
-            return Err(vec![Reason::Zone]);
+        if !requirements.bound_volumes.iter().all(|volume| is_in_volume_zone(volume, node)) {
+            return Err(vec![NodeRejection::VolumeZone]);
         }
-        self.takes_volumes(host, needs, &choice).map_err(|reason| vec![reason])?;
-        Ok(choice)
+        self.check_drivers(info, requirements, &plan).map_err(|rejection| vec![rejection])?;
+        Ok(plan)
     }
 
-    /// Drivers must be there, and must take as many volumes as there would be.
-    fn takes_volumes(&self, host: &Host, needs: &Needs, choice: &Choice) -> Result<(), Reason> {
-        let mut volumes = needs.volumes.clone();
-        volumes.extend(choice.taken.iter().filter_map(|(volume, _)| Handle::of(volume)));
-        let mut needed = needs.drivers.iter().chain(volumes.iter().map(|volume| &volume.driver));
-        if let Some(missing) = needed.find(|driver| !host.drivers.contains_key(*driver)) {
-            return Err(Reason::DriverMissing(missing.clone()));
+    /// Checks that the required drivers are installed on the node, and that their volume limits are kept.
+    fn check_drivers(
+        &self,
+        info: &NodeInfo,
+        requirements: &PodRequirements,
+        plan: &VolumePlan,
+    ) -> Result<(), NodeRejection> {
+        let mut volumes = requirements.volume_handles.clone();
+        volumes.extend(plan.matched.iter().filter_map(|(volume, _)| VolumeHandle::of(volume)));
+        let mut required = requirements.inline_drivers.iter().chain(volumes.iter().map(|volume| &volume.driver));
+        if let Some(missing) = required.find(|driver| !info.driver_limits.contains_key(*driver)) {
+            return Err(NodeRejection::DriverMissing(missing.clone()));
         }
-        let made = choice.provisioned.iter();
-        volumes.extend(made.filter_map(|claim| Handle::to_be_made(claim, self.class_of(claim)?)));
-        for (driver, limit) in host.drivers.iter().filter_map(|(driver, limit)| Some((driver, (*limit)?))) {
-            let mine: HashSet<&str> = volumes.iter().filter(|v| v.driver == *driver).map(|v| v.id.as_str()).collect();
-            if mine.is_empty() {
+        let provisioned = plan.provisioned.iter();
+        volumes.extend(provisioned.filter_map(|claim| VolumeHandle::to_be_provisioned(claim, self.class_of(claim)?)));
+        for (driver, limit) in info.driver_limits.iter().filter_map(|(driver, limit)| Some((driver, (*limit)?))) {
+            let of_pod: HashSet<&str> = volumes.iter().filter(|v| v.driver == *driver).map(|v| v.id.as_str()).collect();
+            if of_pod.is_empty() {
                 continue;
             }
-            let mut all: HashSet<&str> =
-                host.load.volumes.get(driver).into_iter().flat_map(|v| v.keys().map(String::as_str)).collect();
-            let attached = host.attached.values().filter(|(attacher, _)| attacher == driver);
-            all.extend(attached.filter_map(|(_, volume)| self.handle_of(volume)));
-            let new = mine.difference(&all).count();
-            if new > 0 && all.len() + new > limit {
-                return Err(Reason::VolumeCount);
+            let mut of_node: HashSet<&str> =
+                info.usage.volumes.get(driver).into_iter().flat_map(|v| v.keys().map(String::as_str)).collect();
+            let attached = info.attachments.values().filter(|(attacher, _)| attacher == driver);
+            of_node.extend(attached.filter_map(|(_, volume)| self.volumes.get(volume)?.handle.as_deref()));
+            let new = of_pod.difference(&of_node).count();
+            if new > 0 && of_node.len() + new > limit {
+                return Err(NodeRejection::VolumeLimit);
             }
         }
         Ok(())
     }
 
-    fn handle_of(&self, volume: &str) -> Option<&str> {
-        self.volumes.get(volume)?.handle.as_deref()
-    }
-
-    fn choose(&self, host: &Host, facts: &Facts, needs: &Needs) -> Result<Choice, Reason> {
-        let mut choice = Choice::default();
-        for delayed in &needs.delayed {
-            let is_here = delayed.selected.as_deref() == facts.node.metadata.name.as_deref();
-            match &delayed.selected {
-                Some(_) if !is_here => return Err(Reason::NoVolume),
-                // A provisioner was asked already: it is not for us to take another volume, and for it to say what is left.
-                Some(_) => self.can_be_made(host, facts, delayed)?,
+    fn plan_volumes(
+        &self,
+        info: &NodeInfo,
+        node: &ParsedNode,
+        requirements: &PodRequirements,
+    ) -> Result<VolumePlan, NodeRejection> {
+        let mut plan = VolumePlan::default();
+        for delayed in &requirements.delayed_claims {
+            let is_selected = delayed.selected_node.as_deref() == node.object.metadata.name.as_deref();
+            match &delayed.selected_node {
+                Some(_) if !is_selected => return Err(NodeRejection::NoMatchingVolume),
+                // The provisioner is already at work: no existing volume is matched, and the provisioner itself checks
+                // the capacity.
+                Some(_) => self.check_provisioning(info, node, delayed)?,
                 None => {
-                    if let Some(volume) = self.existing(host, facts, delayed, &choice)? {
-                        choice.taken.push((volume, delayed.claim.clone()));
+                    if let Some(volume) = self.find_existing_volume(info, node, delayed, &plan)? {
+                        plan.matched.push((volume, delayed.claim.clone()));
                         continue;
                     }
-                    self.can_be_made(host, facts, delayed)?;
-                    self.has_storage(facts, delayed)?;
+                    self.check_provisioning(info, node, delayed)?;
+                    self.check_capacity(node, delayed)?;
                 }
             }
-            choice.provisioned.push(delayed.claim.clone());
+            plan.provisioned.push(delayed.claim.clone());
         }
-        Ok(choice)
+        Ok(plan)
     }
 
-    /// A volume set aside for the claim, or else the smallest free one that suits it here.
-    fn existing(
+    /// A volume whose claimRef names the claim, or the smallest free volume that suits it and that the node reaches.
+    /// Volumes that `plan` has for other claims of the pod are excluded.
+    fn find_existing_volume(
         &self,
-        host: &Host,
-        facts: &Facts,
-        delayed: &Delayed,
-        chosen: &Choice,
-    ) -> Result<Option<Arc<PersistentVolume>>, Reason> {
+        info: &NodeInfo,
+        node: &ParsedNode,
+        delayed: &DelayedClaim,
+        plan: &VolumePlan,
+    ) -> Result<Option<Arc<PersistentVolume>>, NodeRejection> {
         let claim = &delayed.claim;
-        if let Some(reserved) = delayed.reserved.iter().find(|v| is_usable(v, claim)) {
-            if !host.reaches(&facts.node, reserved) {
-                return Err(Reason::NoVolume);
+        if let Some(reserved) = delayed.reserved_volumes.iter().find(|v| is_usable(v, claim)) {
+            if !info.can_reach(&node.object, reserved) {
+                return Err(NodeRejection::NoMatchingVolume);
             }
             return Ok(reserved.metadata.name.as_deref().and_then(|name| self.volume(name)));
         }
         let class = delayed.class.metadata.name.as_deref().unwrap_or_default();
-        let is_taken =
-            |v: &PersistentVolume| chosen.taken.iter().any(|(other, _)| other.metadata.name == v.metadata.name);
-        Ok(self
-            .free_volumes(class, facts.hostname(), delayed.bytes)
-            .find(|v| !is_taken(v) && is_usable(v, claim) && is_available_for(v, claim) && host.reaches(&facts.node, v)))
+        let is_planned =
+            |v: &PersistentVolume| plan.matched.iter().any(|(other, _)| other.metadata.name == v.metadata.name);
+        Ok(self.free_volumes(class, node.hostname(), delayed.requested_bytes).find(|v| {
+            !is_planned(v) && is_usable(v, claim) && is_suitable(v, claim) && info.can_reach(&node.object, v)
+        }))
     }
 
-    fn can_be_made(&self, host: &Host, facts: &Facts, delayed: &Delayed) -> Result<(), Reason> {
+    /// Checks that the claim's class has a provisioner that can create a volume for the node.
+    fn check_provisioning(
+        &self,
+        info: &NodeInfo,
+        node: &ParsedNode,
+        delayed: &DelayedClaim,
+    ) -> Result<(), NodeRejection> {
         let class = &delayed.class;
         let provisioner = class.provisioner.as_str();
         if provisioner.is_empty() || provisioner == NO_PROVISIONER {
-            return Err(Reason::NoVolume);
+            return Err(NodeRejection::NoMatchingVolume);
         }
         let allowed = class.allowed_topologies.as_deref().unwrap_or_default();
-        if !topology_matches(allowed, facts.node.metadata.labels.as_ref()) {
-            return Err(Reason::NoVolume);
+        if !topology_matches(allowed, node.object.metadata.labels.as_ref()) {
+            return Err(NodeRejection::NoMatchingVolume);
         }
-        // A provisioner without a CSIDriver may have nothing to do with nodes.
-        let driver = driver_of(class);
-        if self.drivers.contains_key(driver) && !host.drivers.contains_key(driver) {
-            return Err(Reason::DriverMissing(driver.to_owned()));
-        }
-        Ok(())
-    }
-
-    /// Drivers that report what they have free must have enough where this node is.
-    fn has_storage(&self, facts: &Facts, delayed: &Delayed) -> Result<(), Reason> {
-        let Some(mut reports) = self.reports(facts, delayed) else { return Ok(()) };
-        if delayed.bytes > 0 && !reports.any(|report| report.holds(delayed.bytes)) {
-            return Err(Reason::NoStorage);
+        // A provisioner without a CSIDriver object need not run on nodes.
+        let driver = provisioning_driver(class);
+        if self.drivers.contains_key(driver) && !info.driver_limits.contains_key(driver) {
+            return Err(NodeRejection::DriverMissing(driver.to_owned()));
         }
         Ok(())
     }
 
-    /// What the claim's driver says it has free where this node is; `None` for a driver that does not count.
-    pub(super) fn reports<'w>(
-        &'w self,
-        facts: &'w Facts,
-        delayed: &Delayed,
-    ) -> Option<impl Iterator<Item = &'w Report> + use<'w>> {
+    /// Checks that the driver has enough storage for the node, if it publishes CSIStorageCapacity objects.
+    fn check_capacity(&self, node: &ParsedNode, delayed: &DelayedClaim) -> Result<(), NodeRejection> {
+        let Some(mut capacities) = self.capacities_for(node, delayed) else { return Ok(()) };
+        let bytes = delayed.requested_bytes;
+        if bytes > 0 && !capacities.any(|capacity| capacity.fits(bytes)) {
+            return Err(NodeRejection::InsufficientStorage);
+        }
+        Ok(())
+    }
+
+    /// The capacities of the claim's class that include the node; `None` if the driver does not publish capacities.
+    pub(super) fn capacities_for<'s>(
+        &'s self,
+        node: &'s ParsedNode,
+        delayed: &DelayedClaim,
+    ) -> Option<impl Iterator<Item = &'s CapacityInfo> + use<'s>> {
         let driver = self.drivers.get(&delayed.class.provisioner);
         driver.filter(|driver| driver.spec.storage_capacity == Some(true))?;
         let class = delayed.class.metadata.name.as_deref().unwrap_or_default();
-        let keys = facts.capacities.get(class).into_iter().flatten();
+        let keys = node.capacities.get(class).into_iter().flatten();
         Some(keys.filter_map(|key| self.capacities.get(key)))
     }
 }
 
-/// Taints, cordons, selectors and affinity: what depends on the Node and the pod's own words only.
-fn admits(facts: &Facts, pod: &Pod) -> Result<(), Vec<Reason>> {
+/// Checks cordon, taints, node selector and node affinity.
+fn check_admission(node: &ParsedNode, pod: &Pod) -> Result<(), Vec<NodeRejection>> {
     let Some(spec) = &pod.spec else { return Ok(()) };
     let tolerations = spec.tolerations.as_deref().unwrap_or_default();
-    if facts.is_cordoned && !tolerates(tolerations, &cordon()) {
-        return Err(vec![Reason::Cordoned]);
+    if node.is_cordoned && !tolerates(tolerations, &unschedulable_taint()) {
+        return Err(vec![NodeRejection::Unschedulable]);
     }
-    if untolerated(facts, tolerations, &["NoSchedule", "NoExecute"]).next().is_some() {
-        return Err(vec![Reason::Taint]);
+    if untolerated_taints(node, tolerations, &["NoSchedule", "NoExecute"]).next().is_some() {
+        return Err(vec![NodeRejection::UntoleratedTaint]);
     }
-    let selected = spec.node_selector.iter().flatten().all(|(key, value)| facts.label(key) == Some(value));
+    let is_selected = spec.node_selector.iter().flatten().all(|(key, value)| node.label(key) == Some(value));
     let affinity = spec.affinity.as_ref().and_then(|a| a.node_affinity.as_ref());
     let required = affinity.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
-    if !selected || !required.is_none_or(|required| selector::node_matches(required, &facts.node)) {
-        return Err(vec![Reason::Affinity]);
+    if !is_selected || !required.is_none_or(|required| selector::node_matches(required, &node.object)) {
+        return Err(vec![NodeRejection::NodeAffinity]);
     }
     Ok(())
 }
 
-fn cordon() -> Taint {
+fn unschedulable_taint() -> Taint {
     Taint { key: taint::UNSCHEDULABLE.to_owned(), effect: "NoSchedule".to_owned(), ..Taint::default() }
 }
 
-pub(super) fn untolerated<'a>(
-    facts: &'a Facts,
+pub(super) fn untolerated_taints<'a>(
+    node: &'a ParsedNode,
     tolerations: &'a [Toleration],
     effects: &'a [&str],
 ) -> impl Iterator<Item = &'a Taint> {
-    let of_effect = facts.taints.iter().filter(|t| effects.contains(&t.effect.as_str()));
+    let of_effect = node.taints.iter().filter(|t| effects.contains(&t.effect.as_str()));
     of_effect.filter(|taint| !tolerates(tolerations, taint))
 }
 
-fn has_room(host: &Host, facts: &Facts, needs: &Needs) -> Result<(), Vec<Reason>> {
-    let (load, demand) = (&host.load, &needs.demand);
-    if demand.ports.iter().any(|port| load.ports.iter().any(|other| port.conflicts(other))) {
-        return Err(vec![Reason::Ports]);
+fn check_resources(
+    info: &NodeInfo,
+    node: &ParsedNode,
+    requirements: &PodRequirements,
+) -> Result<(), Vec<NodeRejection>> {
+    let (usage, resources) = (&info.usage, &requirements.resources);
+    if resources.ports.iter().any(|port| usage.ports.iter().any(|other| port.conflicts_with(other))) {
+        return Err(vec![NodeRejection::PortConflict]);
     }
-    let offered = |resource: &str| facts.allocatable.get(resource).copied().unwrap_or(0);
-    let mut short = Vec::new();
-    if i64::try_from(load.pods.len()).unwrap_or(i64::MAX) >= offered("pods") {
-        short.push(Reason::TooManyPods);
+    let allocatable = |resource: &str| node.allocatable.get(resource).copied().unwrap_or(0);
+    let mut rejections = Vec::new();
+    if i64::try_from(usage.pods.len()).unwrap_or(i64::MAX) >= allocatable("pods") {
+        rejections.push(NodeRejection::TooManyPods);
     }
-    for (resource, amount) in demand.requests.iter().filter(|(_, amount)| **amount > 0) {
-        let used = load.used.get(resource).copied().unwrap_or(0);
-        if *amount > offered(resource) - used {
-            short.push(Reason::Insufficient(resource.clone()));
+    for (resource, amount) in resources.requests.iter().filter(|(_, amount)| **amount > 0) {
+        let used = usage.requests.get(resource).copied().unwrap_or(0);
+        if *amount > allocatable(resource) - used {
+            rejections.push(NodeRejection::Insufficient(resource.clone()));
         }
     }
-    if !short.is_empty() {
-        return Err(short);
+    if !rejections.is_empty() {
+        return Err(rejections);
     }
-    if demand.disks.iter().any(|disk| load.disks.iter().any(|other| disk.conflicts(other))) {
-        return Err(vec![Reason::Disk]);
+    if resources.disks.iter().any(|disk| usage.disks.iter().any(|other| disk.conflicts_with(other))) {
+        return Err(vec![NodeRejection::DiskConflict]);
     }
     Ok(())
 }
 
-/// Volumes say by label in which zone and region they are; nodes that say nothing of theirs take any.
-fn is_in_zone(volume: &PersistentVolume, facts: &Facts) -> bool {
+/// Compares the zone and region labels of the volume with those of the node. A node without any such label matches
+/// every volume.
+fn is_in_volume_zone(volume: &PersistentVolume, node: &ParsedNode) -> bool {
     const KEYS: [(&str, &str); 4] = [
         (label::ZONE, label::ZONE),
         (label::REGION, label::REGION),
         (label::ZONE_BETA, label::ZONE),
         (label::REGION_BETA, label::REGION),
     ];
-    if KEYS.iter().all(|(key, _)| facts.label(key).is_none()) {
+    if KEYS.iter().all(|(key, _)| node.label(key).is_none()) {
         return true;
     }
-    KEYS.iter().all(|(key, newer)| {
+    KEYS.iter().all(|(key, current_key)| {
         let Some(zones) = volume.metadata.labels.as_ref().and_then(|l| l.get(*key)) else { return true };
-        let here = facts.label(key).or_else(|| facts.label(newer));
-        here.is_some_and(|here| zones.split("__").any(|zone| zone == here))
+        let of_node = node.label(key).or_else(|| node.label(current_key));
+        of_node.is_some_and(|of_node| zones.split("__").any(|zone| zone == of_node))
     })
 }

@@ -1,305 +1,344 @@
-//! Where should a pod go, and what must be written first? Pure: the picture is a [`World`], time is given.
+//! Decides on which node a pod runs, and what must be written before it is bound. Pure: the [`SchedulerState`] holds
+//! all data, and the caller passes the time.
 //!
-//! A pod is placed in three steps. It is given a node that takes it. If claims of it are not bound, the volumes chosen for
-//! them are set aside and the node is written on the claims to be provisioned: from then on the pod has its place there, and
-//! waits. When the binder has bound them all, the pod is bound to the node.
+//! A pod is scheduled in three steps. First it gets a node that can run it. If it has unbound claims, the node is
+//! reserved: the existing volumes that match are written with the claim's reference, the other claims are written with
+//! the selected node, and the pod waits. When the binder has bound all claims, the pod is bound to the node.
 
-mod demand;
 mod fit;
-mod host;
-mod needs;
-mod picture;
+mod node_info;
+mod nodes;
+mod pods;
+mod requirements;
+mod resources;
 mod score;
+mod state;
+mod storage;
+#[cfg(test)]
+mod summary;
+mod unschedulable;
 mod volumes;
-mod why;
-mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use cleat_api::claim::{claim_class, claim_ref, claim_ref_key, is_reserved_for, requested_storage, volume_name};
+use cleat_api::claim::{claim_class, claim_ref, claim_ref_key, is_reserved_for, requested, volume_name};
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::well_known::annotation;
+use cleat_api::keys::annotation;
 use cleat_api::pod::claim_volumes;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, ObjectReference, PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::Resource as _;
 
-pub use picture::Stock;
-pub use why::{Causes, Reason, Unready, Why};
-pub use world::{SCHEDULER, World};
+pub(in crate::schedule) use requirements::is_bound;
+pub use state::{SCHEDULER_NAME, SchedulerState};
+pub use unschedulable::{ClaimProblem, ClusterEvents, NodeRejection, Unschedulable};
 
-use host::Host;
-use needs::{Needs, is_bound};
+use fit::VolumePlan;
+use node_info::NodeInfo;
+use requirements::PodRequirements;
 use score::Candidate;
-use world::Acting;
+use state::InFlightDecision;
 
-/// How long a pod keeps its place while its volumes are made and bound.
+/// How long a node stays reserved for a pod while its volumes are provisioned and bound.
 pub const BIND_TIMEOUT: SignedDuration = SignedDuration::from_secs(600);
 
 #[derive(Clone, Debug)]
-pub enum Decision {
-    /// The pod has its place. Set these volumes aside, then write the node on these claims.
+pub enum ScheduleDecision {
+    /// The node is reserved. Write these volumes with the claim's reference, then these claims with the selected node.
     Reserve { node: String, volumes: Vec<Arc<PersistentVolume>>, claims: Vec<Arc<PersistentVolumeClaim>> },
-    /// Its volumes are being made and bound.
-    Await,
-    /// Everything is there.
+    /// The node is reserved, and the volumes are being provisioned or bound. Nothing to write.
+    AwaitVolumes,
+    /// All claims are bound: bind the pod.
     Bind { node: String },
-    /// No node takes it.
-    Wait(Why),
-    /// It had a place, and lost it.
-    GiveUp { message: String },
+    /// No node can run the pod: write the reason to its condition.
+    MarkUnschedulable(Unschedulable),
+    /// The reservation was given up: write the reason to the pod's condition. The caller queues the pod again.
+    ReleaseNode { message: String },
 }
 
-/// What became of a decision.
+/// Whether a decision was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum DecisionOutcome {
     Done,
     Failed,
 }
 
-impl World {
-    /// Decides about the next pod for which something happened, and assumes that the decision is carried out. Except for
-    /// `Await`, [`World::finished`] must be told how it went before the pod is decided about again.
-    pub fn next(&mut self, now: Timestamp) -> Option<(Arc<Pod>, Decision)> {
+impl SchedulerState {
+    /// Decides about the next pod of the queue, and assumes that the decision will be written. The caller must report
+    /// the outcome with [`SchedulerState::complete`], except for `AwaitVolumes`. The pod is not decided about again
+    /// before that.
+    pub fn next_decision(&mut self, now: Timestamp) -> Option<(Arc<Pod>, ScheduleDecision)> {
         loop {
-            let (_, _, key) = self.ready.pop_first()?;
-            let Some(pod) = self.waiting.get(&key).map(|waiting| waiting.pod.clone()) else { continue };
-            let is_reserved = self.placed.get(&key).is_some_and(|placed| placed.reserved.is_some());
-            let decision = if is_reserved { self.follow(&key, &pod, now) } else { self.place(&key, &pod, now) };
-            let mut acting = Acting { uid: pod.metadata.uid().to_owned(), ..Acting::default() };
+            let (_, _, key) = self.queue.pop_first()?;
+            let Some(pod) = self.pending.get(&key).map(|pending| pending.pod.clone()) else { continue };
+            let is_reserved = self.assigned.get(&key).is_some_and(|assigned| assigned.reserved_at.is_some());
+            let decision = match is_reserved {
+                true => self.check_reservation(&key, &pod, now),
+                false => self.select_node(&key, &pod, now),
+            };
+            let mut in_flight = InFlightDecision { uid: pod.metadata.uid().to_owned(), ..InFlightDecision::default() };
             match &decision {
-                Decision::Await => return Some((pod, decision)),
-                // What it says already needs no writing.
-                Decision::Wait(why) if world::says(&pod, &why.to_string()) => return Some((pod, decision)),
-                Decision::Reserve { volumes, claims, .. } => {
-                    acting.volumes = volumes.iter().filter_map(|v| v.metadata.name.clone()).collect();
-                    acting.claims = claims.iter().map(|c| Key::of(&c.metadata)).collect();
+                ScheduleDecision::AwaitVolumes => return Some((pod, decision)),
+                // Needs no write, so that the pod may be decided about again at once. `complete` ignores it.
+                ScheduleDecision::MarkUnschedulable(reason) if pods::is_already_reported(&pod, &reason.to_string()) => {
+                    return Some((pod, decision));
                 }
-                Decision::Bind { .. } | Decision::Wait(_) | Decision::GiveUp { .. } => {}
+                ScheduleDecision::Reserve { volumes, claims, .. } => {
+                    in_flight.volumes = volumes.iter().filter_map(|v| v.metadata.name.clone()).collect();
+                    in_flight.claims = claims.iter().map(|c| Key::of(&c.metadata)).collect();
+                }
+                ScheduleDecision::Bind { .. }
+                | ScheduleDecision::MarkUnschedulable(_)
+                | ScheduleDecision::ReleaseNode { .. } => {}
             }
-            self.acting.insert(key, acting);
+            self.in_flight.insert(key, in_flight);
             return Some((pod, decision));
         }
     }
 
-    /// The decision about a pod was carried out, or could not be: then it has no place any more, and
-    /// [`World::retry`] gives it its next turn.
-    pub fn finished(&mut self, key: &Key, decision: &Decision, outcome: Outcome) {
-        let Some(acting) = self.acting.remove(key) else { return };
+    /// Records whether the decision about a pod was written. If the write of a `Reserve` or `Bind` failed, the pod's
+    /// reservation is released; the caller queues the pod again with [`SchedulerState::enqueue`], after a delay.
+    pub fn complete(&mut self, key: &Key, decision: &ScheduleDecision, outcome: DecisionOutcome) {
+        let Some(in_flight) = self.in_flight.remove(key) else { return };
         match (decision, outcome) {
-            (Decision::Reserve { .. } | Decision::Bind { .. }, Outcome::Failed) => {
-                let set_aside =
-                    acting.volumes.iter().filter_map(|v| Some(claim_ref_key(claim_ref(&*self.volume(v)?)?)));
-                let claims: BTreeSet<Key> = set_aside.chain(acting.claims.iter().cloned()).collect();
-                acting.claims.iter().for_each(|claim| self.revert_claim(claim));
-                acting.volumes.iter().for_each(|volume| self.assume_volume(volume, None));
-                // Others may have counted on what was assumed for this pod, with nothing left to write themselves.
-                claims.iter().for_each(|claim| self.wake_other_users(claim, key));
-                if self.placed.get(key).is_some_and(|placed| placed.reserved.is_some() && placed.uid == acting.uid) {
-                    self.vacate(key);
-                }
+            (ScheduleDecision::Reserve { .. } | ScheduleDecision::Bind { .. }, DecisionOutcome::Failed) => {
+                self.revert(key, &in_flight);
             }
-            (Decision::Reserve { .. }, Outcome::Done) => self.wake_pod(key),
-            // The watch will show where it is.
-            (Decision::Bind { .. }, Outcome::Done) => {
-                if self.waiting.get(key).is_some_and(|waiting| waiting.pod.metadata.uid() == acting.uid) {
-                    self.acting.insert(key.clone(), Acting { is_bound: true, ..acting });
+            (ScheduleDecision::Reserve { .. }, DecisionOutcome::Done) => self.enqueue(key),
+            (ScheduleDecision::Bind { .. }, DecisionOutcome::Done) => {
+                if self.pending.get(key).is_some_and(|pending| pending.pod.metadata.uid() == in_flight.uid) {
+                    // Stays in flight until the cache shows the pod with its node.
+                    self.in_flight.insert(key.clone(), InFlightDecision { is_bound: true, ..in_flight });
                     return;
                 }
             }
-            (Decision::Await | Decision::Wait(_) | Decision::GiveUp { .. }, _) => {}
+            (
+                ScheduleDecision::AwaitVolumes
+                | ScheduleDecision::MarkUnschedulable(_)
+                | ScheduleDecision::ReleaseNode { .. },
+                _,
+            ) => {}
         }
-        let is_another = self.waiting.get(key).is_some_and(|waiting| waiting.pod.metadata.uid() != acting.uid);
-        if acting.again || is_another {
-            self.wake_pod(key);
+        let is_other_pod = self.pending.get(key).is_some_and(|pending| pending.pod.metadata.uid() != in_flight.uid);
+        if in_flight.must_requeue || is_other_pod {
+            self.enqueue(key);
         }
     }
 
-    pub fn retry(&mut self, key: &Key) {
-        self.wake_pod(key);
+    fn revert(&mut self, key: &Key, in_flight: &InFlightDecision) {
+        let of_volumes = in_flight.volumes.iter().filter_map(|v| Some(claim_ref_key(claim_ref(&*self.volume(v)?)?)));
+        let claims: BTreeSet<Key> = of_volumes.chain(in_flight.claims.iter().cloned()).collect();
+        in_flight.claims.iter().for_each(|claim| self.revert_claim(claim));
+        in_flight.volumes.iter().for_each(|volume| self.assume_volume(volume, None));
+        // Other pods of these claims may wait for what was assumed here, without a write of their own.
+        claims.iter().for_each(|claim| self.enqueue_other_users(claim, key));
+        let assigned = self.assigned.get(key);
+        if assigned.is_some_and(|assigned| assigned.reserved_at.is_some() && assigned.uid == in_flight.uid) {
+            self.unassign(key);
+        }
     }
 
-    /// Gives those another turn whose time is up, and says when the next one's is.
-    pub fn expire(&mut self, now: Timestamp) -> Option<Timestamp> {
-        let ends = |since: Timestamp| since.checked_add(BIND_TIMEOUT).unwrap_or(Timestamp::MAX);
-        let over = self.reserved_since.iter().take_while(|(since, _)| ends(*since) <= now);
-        let over: Vec<Key> = over.map(|(_, key)| key.clone()).collect();
-        over.iter().for_each(|key| self.wake_pod(key));
-        self.reserved_since.iter().map(|(since, _)| ends(*since)).find(|end| *end > now)
+    /// Queues the pods whose reservation is older than [`BIND_TIMEOUT`]. Returns when the next reservation expires.
+    pub fn expire_reservations(&mut self, now: Timestamp) -> Option<Timestamp> {
+        let expiry = |reserved_at: Timestamp| reserved_at.checked_add(BIND_TIMEOUT).unwrap_or(Timestamp::MAX);
+        let expired = self.reservations_by_time.iter().take_while(|(reserved_at, _)| expiry(*reserved_at) <= now);
+        let expired: Vec<Key> = expired.map(|(_, key)| key.clone()).collect();
+        expired.iter().for_each(|key| self.enqueue(key));
+        self.reservations_by_time.iter().map(|(reserved_at, _)| expiry(*reserved_at)).find(|expiry| *expiry > now)
     }
 
-    fn place(&mut self, key: &Key, pod: &Arc<Pod>, now: Timestamp) -> Decision {
-        let nodes = self.hosts.values().filter(|host| host.facts.is_some()).count();
-        let found = match self.needs(key, pod) {
-            _ if nodes == 0 => Err(Why::NoNodes),
-            Err(unready) => Err(Why::Claims { nodes, unready }),
-            Ok(needs) => self.search(key, &needs, nodes),
+    fn select_node(&mut self, key: &Key, pod: &Arc<Pod>, now: Timestamp) -> ScheduleDecision {
+        let nodes = self.nodes.values().filter(|info| info.node.is_some()).count();
+        let found = match self.requirements(key, pod) {
+            _ if nodes == 0 => Err(Unschedulable::NoNodes),
+            Err(problem) => Err(Unschedulable::Claims { nodes, problem }),
+            Ok(requirements) => self.find_node(key, &requirements, nodes),
         };
-        let (node, choice) = match found {
+        let (node, plan) = match found {
             Ok(found) => found,
-            Err(why) => {
-                if let Some(waiting) = self.waiting.get_mut(key) {
-                    waiting.causes = why.causes();
+            Err(reason) => {
+                if let Some(pending) = self.pending.get_mut(key) {
+                    pending.wake_events = reason.resolving_events();
                 }
-                return Decision::Wait(why);
+                return ScheduleDecision::MarkUnschedulable(reason);
             }
         };
-        if let Some(waiting) = self.waiting.get_mut(key) {
-            waiting.causes = Causes::NONE;
-            // Back where it failed before: everywhere else it failed too, or cannot go.
-            if waiting.returned.contains(&node) {
-                waiting.returned.clear();
+        if let Some(pending) = self.pending.get_mut(key) {
+            pending.wake_events = ClusterEvents::NONE;
+            // Returned nodes are selected last: all possible nodes were returned, and a new round begins.
+            if pending.returned_nodes.contains(&node) {
+                pending.returned_nodes.clear();
             }
         }
-        self.occupy(key, pod, &node, Some(now));
-        if choice.taken.is_empty() && choice.provisioned.is_empty() {
-            return Decision::Bind { node };
+        self.assign(key, pod, &node, Some(now));
+        if plan.matched.is_empty() && plan.provisioned.is_empty() {
+            return ScheduleDecision::Bind { node };
         }
-        self.reserve(key, node, choice)
+        self.reserve(key, node, plan)
     }
 
-    /// Assumes the choice, and tells what of it has to be written.
-    fn reserve(&mut self, key: &Key, node: String, choice: fit::Choice) -> Decision {
+    /// Assumes the plan, and returns what must be written for it.
+    fn reserve(&mut self, key: &Key, node: String, plan: VolumePlan) -> ScheduleDecision {
         let (mut volumes, mut claims) = (Vec::new(), Vec::new());
-        let mut taken = BTreeMap::new();
-        for (volume, claim) in choice.taken {
+        let mut matched_volumes = BTreeMap::new();
+        for (volume, claim) in plan.matched {
             let name = volume.metadata.name.clone().unwrap_or_default();
-            taken.insert(Key::of(&claim.metadata), name.clone());
-            if let Some(mine) = set_aside(&volume, &claim) {
-                let mine = Arc::new(mine);
-                self.assume_volume(&name, Some(mine.clone()));
-                volumes.push(mine);
+            matched_volumes.insert(Key::of(&claim.metadata), name.clone());
+            if let Some(reserved) = with_claim_ref(&volume, &claim) {
+                let reserved = Arc::new(reserved);
+                self.assume_volume(&name, Some(reserved.clone()));
+                volumes.push(reserved);
             }
         }
-        for claim in choice.provisioned {
+        for claim in plan.provisioned {
             if claim.metadata.annotation(annotation::SELECTED_NODE) == Some(&node) {
                 continue;
             }
-            let of = Key::of(&claim.metadata);
-            let bytes = requested_storage(&claim).map_or(0, |q| q.to_bytes());
-            self.promise(key, &of, claim_class(&claim).unwrap_or_default(), bytes);
+            let claim_key = Key::of(&claim.metadata);
+            let bytes = requested(&claim).map_or(0, |q| q.to_bytes());
+            self.reserve_storage(key, &claim_key, claim_class(&claim).unwrap_or_default(), bytes);
             let mut selected = claim.as_ref().clone();
             let annotations = selected.metadata.annotations.get_or_insert_default();
             annotations.insert(annotation::SELECTED_NODE.to_owned(), node.clone());
             let selected = Arc::new(selected);
-            self.assume_claim(&of, selected.clone());
+            self.assume_claim(&claim_key, selected.clone());
             claims.push(selected);
         }
-        if let Some(placed) = self.placed.get_mut(key) {
-            placed.taken = taken;
+        if let Some(assigned) = self.assigned.get_mut(key) {
+            assigned.matched_volumes = matched_volumes;
         }
-        // The volumes that were taken are known by their handles now.
-        self.recount(key);
+        // The matched volumes count with their real handles from now on.
+        self.update_volume_handles(key);
         if volumes.is_empty() && claims.is_empty() {
-            return Decision::Await;
+            return ScheduleDecision::AwaitVolumes;
         }
-        Decision::Reserve { node, volumes, claims }
+        ScheduleDecision::Reserve { node, volumes, claims }
     }
 
-    fn search(&self, key: &Key, needs: &Needs, nodes: usize) -> Result<(String, fit::Choice), Why> {
-        let returned = self.waiting.get(key).map(|waiting| &waiting.returned);
+    fn find_node(
+        &self,
+        key: &Key,
+        requirements: &PodRequirements,
+        nodes: usize,
+    ) -> Result<(String, VolumePlan), Unschedulable> {
+        let returned_nodes = self.pending.get(key).map(|pending| &pending.returned_nodes);
         let mut candidates = Vec::new();
-        let mut reasons = BTreeMap::new();
-        for (name, host) in &self.hosts {
-            let Some(facts) = &host.facts else { continue };
-            match self.fit(host, facts, needs) {
-                Ok(choice) => {
-                    let was_returned = returned.is_some_and(|returned| returned.contains(name));
-                    candidates.push(Candidate { name, host, facts, choice, was_returned });
+        let mut rejections = BTreeMap::new();
+        for (name, info) in &self.nodes {
+            let Some(node) = &info.node else { continue };
+            match self.check_node(info, node, requirements) {
+                Ok(plan) => {
+                    let was_returned = returned_nodes.is_some_and(|returned| returned.contains(name));
+                    candidates.push(Candidate { name, info, node, plan, was_returned });
                 }
-                Err(why) => why.into_iter().for_each(|reason| *reasons.entry(reason).or_default() += 1),
+                Err(of_node) => {
+                    of_node.into_iter().for_each(|rejection| *rejections.entry(rejection).or_default() += 1)
+                }
             }
         }
-        let best = self.best(needs, candidates);
-        best.map(|best| (best.name.to_owned(), best.choice)).ok_or(Why::Nodes { nodes, reasons })
+        let best = self.best_candidate(requirements, candidates);
+        best.map(|best| (best.name.to_owned(), best.plan)).ok_or(Unschedulable::Nodes { nodes, rejections })
     }
 
-    /// A pod that has its place: are its volumes there, or still to be expected?
-    fn follow(&mut self, key: &Key, pod: &Arc<Pod>, now: Timestamp) -> Decision {
-        let Some(placed) = self.placed.get(key) else { return Decision::Await };
-        let node = placed.node.clone();
-        let is_late = placed.reserved.is_some_and(|since| now.duration_since(since) >= BIND_TIMEOUT);
-        let host = self.hosts.get(&node).and_then(|host| Some((host, &host.facts.as_ref()?.node)));
-        let verdict = match host {
-            None => Err(Lost::Place(format!("node {node:?} not found"))),
-            Some((host, node)) => self.progress(pod, host, node, &placed.taken),
+    /// For a pod with a reserved node: binds it, waits for its volumes, or gives the reservation up.
+    fn check_reservation(&mut self, key: &Key, pod: &Arc<Pod>, now: Timestamp) -> ScheduleDecision {
+        let Some(assigned) = self.assigned.get(key) else { return ScheduleDecision::AwaitVolumes };
+        let node = assigned.node.clone();
+        let is_expired =
+            assigned.reserved_at.is_some_and(|reserved_at| now.duration_since(reserved_at) >= BIND_TIMEOUT);
+        let info = self.nodes.get(&node).and_then(|info| Some((info, &info.node.as_ref()?.object)));
+        let progress = match info {
+            None => Err(ReservationLoss::Other(format!("node {node:?} not found"))),
+            Some((info, node)) => self.volume_progress(pod, info, node, &assigned.matched_volumes),
         };
-        match verdict {
-            Ok(Progress::Ready) => return Decision::Bind { node },
-            Ok(Progress::Coming) if !is_late => return Decision::Await,
-            Ok(Progress::Coming) | Err(_) => {}
+        match progress {
+            Ok(VolumeProgress::Bound) => return ScheduleDecision::Bind { node },
+            Ok(VolumeProgress::Pending) if !is_expired => return ScheduleDecision::AwaitVolumes,
+            Ok(VolumeProgress::Pending) | Err(_) => {}
         }
-        self.vacate(key);
-        let message = match verdict {
-            Err(Lost::Returned(why)) => {
-                if let Some(waiting) = self.waiting.get_mut(key) {
-                    waiting.returned.insert(node);
+        self.unassign(key);
+        let message = match progress {
+            Err(ReservationLoss::NodeReturned(message)) => {
+                if let Some(pending) = self.pending.get_mut(key) {
+                    pending.returned_nodes.insert(node);
                 }
-                why
+                message
             }
-            Err(Lost::Place(why)) => why,
+            Err(ReservationLoss::Other(message)) => message,
             Ok(_) => "context deadline exceeded".to_owned(),
         };
-        Decision::GiveUp { message: format!("binding volumes: {message}") }
+        ScheduleDecision::ReleaseNode { message: format!("binding volumes: {message}") }
     }
 
-    fn progress(&self, pod: &Pod, host: &Host, node: &Node, taken: &BTreeMap<Key, String>) -> Result<Progress, Lost> {
-        let mut progress = Progress::Ready;
+    fn volume_progress(
+        &self,
+        pod: &Pod,
+        info: &NodeInfo,
+        node: &Node,
+        matched_volumes: &BTreeMap<Key, String>,
+    ) -> Result<VolumeProgress, ReservationLoss> {
+        let mut progress = VolumeProgress::Bound;
         for used in claim_volumes(pod) {
             let name = &used.claim.name;
             let Some(claim) = self.claim(&used.claim) else {
-                return Err(Lost::Place(Unready::Missing(name.clone()).to_string()));
+                return Err(ReservationLoss::Other(ClaimProblem::NotFound(name.clone()).to_string()));
             };
-            let volume = volume_name(&claim).and_then(|name| self.volume(name));
-            let set_aside = || self.reserved_for(&used.claim).find(|v| is_reserved_for(v, &claim));
-            let known = volume.clone().or_else(set_aside);
-            if known.as_ref().is_some_and(|volume| !host.reaches(node, volume)) {
-                return Err(Lost::Place(format!("volume of PVC {name:?} does not reach the node")));
+            let named_volume = volume_name(&claim).and_then(|name| self.volume(name));
+            let reserved_volume = || self.volumes_reserved_for(&used.claim).find(|v| is_reserved_for(v, &claim));
+            let volume = named_volume.clone().or_else(reserved_volume);
+            if volume.as_ref().is_some_and(|volume| !info.can_reach(node, volume)) {
+                return Err(ReservationLoss::Other(format!("volume of PVC {name:?} does not reach the node")));
             }
-            match (claim.metadata.annotation(annotation::SELECTED_NODE), taken.get(&used.claim)) {
-                _ if is_bound(&claim) && volume.is_some() => continue,
-                // The binder is at it.
-                _ if volume_name(&claim).is_some() || known.is_some() => {}
-                (_, Some(volume)) => return Err(Lost::Place(format!("ClaimRef got reset for pv {volume:?}"))),
+            match (claim.metadata.annotation(annotation::SELECTED_NODE), matched_volumes.get(&used.claim)) {
+                _ if is_bound(&claim) && named_volume.is_some() => continue,
+                // The binder completes the binding.
+                _ if volume_name(&claim).is_some() || volume.is_some() => {}
+                (_, Some(volume)) => {
+                    return Err(ReservationLoss::Other(format!("ClaimRef got reset for pv {volume:?}")));
+                }
                 (selected, None) if selected == node.metadata.name.as_deref() => {}
-                (_, None) => return Err(Lost::Returned(format!("provisioning failed for PVC {name:?}"))),
+                (_, None) => {
+                    return Err(ReservationLoss::NodeReturned(format!("provisioning failed for PVC {name:?}")));
+                }
             }
-            progress = Progress::Coming;
+            progress = VolumeProgress::Pending;
         }
         Ok(progress)
     }
 }
 
 #[derive(Clone, Copy)]
-enum Progress {
-    Ready,
-    Coming,
+enum VolumeProgress {
+    Bound,
+    Pending,
 }
 
-enum Lost {
-    /// The provisioner cannot make the volume for this node.
-    Returned(String),
-    Place(String),
+/// Why a reservation must be given up, with the message for the pod.
+enum ReservationLoss {
+    /// The provisioner has removed the selected node from the claim: it cannot create the volume for this node.
+    NodeReturned(String),
+    Other(String),
 }
 
-/// The volume with the claim written on it, unless it is there already.
-fn set_aside(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<PersistentVolume> {
+/// The volume with a claimRef to the claim; `None` if the volume has it already.
+fn with_claim_ref(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<PersistentVolume> {
     let was_reserved = is_reserved_for(volume, claim);
     let spec = volume.spec.as_ref();
     let uid = spec.and_then(|s| s.claim_ref.as_ref()?.uid.as_deref()).unwrap_or_default();
     if was_reserved && uid == claim.metadata.uid() {
         return None;
     }
-    let mut mine = volume.clone();
+    let mut reserved = volume.clone();
     let reference =
         ObjectReference { resource_version: claim.metadata.resource_version.clone(), ..claim.object_ref(&()) };
-    mine.spec.get_or_insert_default().claim_ref = Some(reference);
+    reserved.spec.get_or_insert_default().claim_ref = Some(reference);
+    // Without the annotation the binder treats the claimRef as one that an administrator has set.
     if !was_reserved {
-        let annotations = mine.metadata.annotations.get_or_insert_default();
+        let annotations = reserved.metadata.annotations.get_or_insert_default();
         annotations.insert(annotation::BOUND_BY_CONTROLLER.to_owned(), annotation::YES.to_owned());
     }
-    Some(mine)
+    Some(reserved)
 }
 
 #[cfg(test)]

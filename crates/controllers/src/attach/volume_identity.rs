@@ -1,0 +1,66 @@
+//! How drivers and Node status identify a volume: unique names, driver names, and the volumes that pods define inline.
+//! Pure.
+
+use cleat_api::flex::{self, FlexVolume};
+use cleat_api::key::Key;
+use cleat_api::{migrate, names, pod};
+use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
+use k8s_openapi::api::storage::v1::VolumeAttachment;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::decide::AttachmentSource;
+
+/// `None` for volumes that neither CSI nor FlexVolume drivers attach, and for those that migration cannot translate.
+pub(super) fn unique_volume_name(volume: &PersistentVolume) -> Option<String> {
+    let flex = FlexVolume::of_volume(volume, false).map(|flex| flex.unique());
+    flex.or_else(|| map_csi(volume, names::unique_volume))
+}
+
+/// The attacher of the volume: the CSI driver, or one name for all FlexVolume drivers.
+pub(super) fn driver_name(volume: &PersistentVolume) -> Option<String> {
+    let is_flex = volume.spec.as_ref().is_some_and(|spec| spec.flex_volume.is_some());
+    is_flex.then(|| flex::ATTACHER.to_owned()).or_else(|| map_csi(volume, |driver, _| driver.to_owned()))
+}
+
+/// An attachment of a FlexVolume contains the volume's definition, so that it can be detached after the
+/// PersistentVolume is gone.
+pub(super) fn attachment_source(volume: &PersistentVolume, pod: &Pod, claim: &Key) -> AttachmentSource {
+    let read_only = pod::claim_volumes(pod).iter().any(|v| v.claim == *claim && v.read_only);
+    match FlexVolume::of_volume(volume, read_only) {
+        Some(flex) => AttachmentSource::Inline(Box::new(flex.record())),
+        None => AttachmentSource::PersistentVolume(volume.metadata.name.clone().unwrap_or_default()),
+    }
+}
+
+/// The volumes that the pod defines inline and that need a driver to attach them: FlexVolumes, and disks of in-tree
+/// plugins that were migrated to CSI. Each with its unique name.
+pub(super) fn inline_volumes(pod: &Pod) -> Vec<(String, PersistentVolume)> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
+    let definitions = volumes.filter_map(|volume| match FlexVolume::of_pod(volume) {
+        Some(flex) => Some((flex.unique(), flex_as_persistent_volume(&flex))),
+        None => {
+            let translated = migrate::inline(volume, namespace).ok().flatten()?;
+            Some((unique_volume_name(&translated)?, translated))
+        }
+    });
+    definitions.collect()
+}
+
+fn flex_as_persistent_volume(flex: &FlexVolume) -> PersistentVolume {
+    let metadata = ObjectMeta { name: Some(flex.volume.clone()), ..ObjectMeta::default() };
+    PersistentVolume { metadata, spec: Some(flex.record()), status: None }
+}
+
+/// The device path that a FlexVolume driver returned. CSI drivers pass device paths in `publishContext` instead.
+pub(super) fn device_path(attachment: &VolumeAttachment) -> String {
+    let status = FlexVolume::of_attachment(attachment).and(attachment.status.as_ref());
+    let metadata = status.and_then(|status| status.attachment_metadata.as_ref());
+    metadata.and_then(|metadata| metadata.get(flex::DEVICE).cloned()).unwrap_or_default()
+}
+
+/// Calls `name` with the driver and the handle of a CSI volume or of a volume that migration translates to one.
+fn map_csi<T>(volume: &PersistentVolume, name: impl FnOnce(&str, &str) -> T) -> Option<T> {
+    let csi = migrate::csi(volume).ok().flatten()?;
+    Some(name(&csi.driver, &csi.volume_handle))
+}
