@@ -4,9 +4,22 @@ use std::fmt::Write as _;
 
 use sha2::{Digest, Sha256};
 
+/// The default prefix of [`provisioned_volume_name`].
+pub const PROVISIONED_VOLUME_PREFIX: &str = "pvc";
+
 /// The PersistentVolume, and the CreateVolume request, for a dynamically provisioned claim.
 pub fn provisioned_volume(claim_uid: &str) -> String {
-    format!("pvc-{claim_uid}")
+    provisioned_volume_name(PROVISIONED_VOLUME_PREFIX, None, claim_uid)
+}
+
+/// As [`provisioned_volume`], for a provisioner whose operator chose another prefix or a shorter name. `uid_length` is the
+/// number of characters of the uid without its dashes; `None` takes the whole uid with its dashes.
+pub fn provisioned_volume_name(prefix: &str, uid_length: Option<usize>, claim_uid: &str) -> String {
+    let uid = match uid_length {
+        None => claim_uid.to_owned(),
+        Some(length) => claim_uid.chars().filter(|c| *c != '-').take(length).collect(),
+    };
+    format!("{prefix}-{uid}")
 }
 
 /// The VolumeAttachment for one volume on one node.
@@ -66,6 +79,12 @@ mod tests {
         assert_eq!(name, format!("csi-{}", sha256_hex("hdn")));
         assert_eq!(name.len(), 4 + 64);
         assert_eq!(sha256_hex(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+    }
+
+    #[test]
+    fn a_provisioned_volume_is_named_after_the_claims_uid() {
+        assert_eq!(provisioned_volume("ab-cd-ef"), "pvc-ab-cd-ef");
+        assert_eq!(provisioned_volume_name("disk", Some(4), "ab-cd-ef"), "disk-abcd");
     }
 
     #[test]
