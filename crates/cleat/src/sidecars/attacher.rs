@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use cleat_runtime::Backoff;
-use cleat_sidecars::publish::Options;
+use cleat_sidecars::csi_attacher::CsiAttacherOptions;
 
 use super::flags::{Common, duration};
 
@@ -26,15 +26,15 @@ pub(super) struct AttacherArgs {
 
 impl AttacherArgs {
     /// The default file system is a flag of two sidecars: who has it, passes it on.
-    pub(super) fn options(&self, common: &Common, default_fs_type: &str) -> Options {
-        Options {
-            calls: common.worker_threads.unwrap_or(WORKERS).into(),
-            deadline: common.timeout.unwrap_or(DEADLINE),
+    pub(super) fn options(&self, common: &Common, default_fs_type: &str) -> CsiAttacherOptions {
+        CsiAttacherOptions {
+            max_concurrent_calls: common.worker_threads.unwrap_or(WORKERS).into(),
+            call_timeout: common.timeout.unwrap_or(DEADLINE),
             retry: Backoff::new(common.retry_interval_start, common.retry_interval_max),
             default_fs_type: default_fs_type.to_owned(),
             // A pause of nothing would be no pause.
-            verify_every: self.reconcile_sync.max(Duration::from_millis(1)),
-            page: self.max_entries,
+            verify_interval: self.reconcile_sync.max(Duration::from_millis(1)),
+            list_page_size: self.max_entries,
         }
     }
 }

@@ -6,9 +6,9 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use cleat_api::names;
 use cleat_runtime::Backoff;
-use cleat_sidecars::capacity::{self, decide::Manager};
-use cleat_sidecars::provision::decide::Choices;
-use cleat_sidecars::provision::{LocalOptions, Options};
+use cleat_sidecars::capacity::{CapacityOptions, decide::CapacityOwner};
+use cleat_sidecars::csi_provisioner::decide::ProvisionPolicy;
+use cleat_sidecars::csi_provisioner::{NodeDeploymentOptions, ProvisionerOptions};
 use kube::Client;
 
 use super::flags::{Common, duration};
@@ -70,28 +70,28 @@ pub(super) struct ProvisionerArgs {
 
 impl ProvisionerArgs {
     /// How to publish capacity, if that is asked for.
-    pub(super) async fn capacity(&self, common: &Common, client: &Client) -> Result<Option<capacity::Options>> {
+    pub(super) async fn capacity(&self, common: &Common, client: &Client) -> Result<Option<CapacityOptions>> {
         if !self.enable_capacity {
             return Ok(None);
         }
         let namespace = std::env::var("NAMESPACE").unwrap_or_else(|_| client.default_namespace().to_owned());
-        let owner = match std::env::var("POD_NAME") {
+        let owner_reference = match std::env::var("POD_NAME") {
             Ok(pod) if self.capacity_ownerref_level >= 0 => {
                 Some(owner::of_pod(client, &namespace, &pod, self.capacity_ownerref_level).await?)
             }
             Ok(_) | Err(_) => None,
         };
-        let usual = capacity::Options::new(namespace);
-        let name = match self.local(common)? {
-            Some(local) => names::label(&usual.manager.name, &local.node),
-            None => usual.manager.name.clone(),
+        let usual = CapacityOptions::new(namespace);
+        let managed_by = match self.local(common)? {
+            Some(local) => names::label(&usual.owner.managed_by, &local.node),
+            None => usual.owner.managed_by.clone(),
         };
-        Ok(Some(capacity::Options {
-            manager: Manager { owner, name, ..usual.manager },
-            local: self.node_deployment,
-            poll: self.capacity_poll_interval,
-            immediate: self.capacity_for_immediate_binding,
-            deadline: common.timeout.unwrap_or(DEADLINE),
+        Ok(Some(CapacityOptions {
+            owner: CapacityOwner { owner_reference, managed_by, ..usual.owner },
+            own_node_only: self.node_deployment,
+            poll_interval: self.capacity_poll_interval,
+            include_immediate: self.capacity_for_immediate_binding,
+            call_timeout: common.timeout.unwrap_or(DEADLINE),
         }))
     }
 
@@ -99,9 +99,9 @@ impl ProvisionerArgs {
         &self.default_fstype
     }
 
-    pub(super) fn options(&self, common: &Common) -> Result<Options> {
+    pub(super) fn options(&self, common: &Common) -> Result<ProvisionerOptions> {
         let local = self.local(common)?;
-        let choices = Choices {
+        let policy = ProvisionPolicy {
             volume_name_prefix: self.volume_name_prefix.clone(),
             volume_name_uuid_length: usize::try_from(self.volume_name_uuid_length).ok(),
             default_fs_type: Some(self.default_fstype.clone()).filter(|t| !t.is_empty()),
@@ -112,17 +112,17 @@ impl ProvisionerArgs {
             prevent_volume_mode_conversion: self.prevent_volume_mode_conversion,
             local: None,
         };
-        Ok(Options {
-            choices,
+        Ok(ProvisionerOptions {
+            policy,
             retry: Backoff::new(common.retry_interval_start, common.retry_interval_max),
-            at_once: common.worker_threads.unwrap_or(WORKERS).into(),
-            deadline: common.timeout.unwrap_or(DEADLINE),
-            local,
+            max_concurrent_reconciles: common.worker_threads.unwrap_or(WORKERS).into(),
+            call_timeout: common.timeout.unwrap_or(DEADLINE),
+            node_deployment: local,
         })
     }
 
     /// The node to serve, if it is to be one only.
-    fn local(&self, common: &Common) -> Result<Option<LocalOptions>> {
+    fn local(&self, common: &Common) -> Result<Option<NodeDeploymentOptions>> {
         if !self.node_deployment {
             return Ok(None);
         }
@@ -132,7 +132,7 @@ impl ProvisionerArgs {
             );
         }
         let node = std::env::var("NODE_NAME").ok().filter(|name| !name.is_empty());
-        Ok(Some(LocalOptions {
+        Ok(Some(NodeDeploymentOptions {
             node: node.context("--node-deployment needs the node's name in $NODE_NAME")?,
             immediate: self.node_deployment_immediate_binding,
             base_delay: self.node_deployment_base_delay,

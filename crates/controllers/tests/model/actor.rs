@@ -9,8 +9,10 @@ use cleat_api::keys::finalizer;
 use cleat_api::names;
 use cleat_controllers::bind::decide::{self as bind, Owner};
 use cleat_controllers::bind::edit;
-use cleat_sidecars::provision::decide::volume::{self as reclaim, VolumeDecision, VolumeSeen};
-use cleat_sidecars::provision::decide::{self as provision, Abilities, Choices, Fetched, Plan, record};
+use cleat_sidecars::csi_provisioner::decide::reclaim::{self, ReclaimDecision, ReclaimSnapshot};
+use cleat_sidecars::csi_provisioner::decide::{
+    self as provision, DriverCapabilities, FetchedObjects, ProvisionPlan, ProvisionPolicy, persistent_volume,
+};
 use cleat_testing::build;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 
@@ -53,8 +55,8 @@ enum Step {
     Ask { provisioner: String, hold: bool },
     Free(bind::Unbind),
     Hold,
-    Create(Arc<Plan>),
-    Record(Arc<Plan>),
+    Create(Arc<ProvisionPlan>),
+    Record(Arc<ProvisionPlan>),
     LetGo,
     HoldVolume,
     Destroy,
@@ -71,7 +73,7 @@ pub(crate) struct Actor {
     wakes: BTreeSet<Subject>,
     tasks: Vec<Task>,
     /// The provisioner's memory.
-    pending: HashMap<String, (PersistentVolumeClaim, Arc<Plan>)>,
+    pending: HashMap<String, (PersistentVolumeClaim, Arc<ProvisionPlan>)>,
     inherited: HashSet<String>,
 }
 
@@ -300,34 +302,35 @@ impl Actor {
         let uid = claim.metadata.uid().to_owned();
         let dynamic = claim_class(&claim) == Some("dynamic");
         let class = dynamic.then(|| Arc::new(build::class("dynamic", build::DRIVER)));
-        let seen = provision::ClaimSeen {
+        let seen = provision::ClaimSnapshot {
             claim: Arc::new(claim.clone()),
             class,
             volume_exists: self.volumes.contains_key(&names::provisioned_volume(&uid)),
             pending: self.pending.get(&uid).map(|(_, plan)| plan.clone()),
             inherited: self.inherited.contains(&uid),
-            source: provision::Source::Nothing,
+            source: provision::DataSource::Unset,
+            delays: provision::RetryDelays::default(),
         };
         let there = self.claims.values().any(|c| c.metadata.uid() == uid);
         let held = there && claim.metadata.has_finalizer(finalizer::PROVISIONING);
         let mut task = Task::of(Some(claim), None);
-        let call = |task: &mut Task, plan: Arc<Plan>| {
+        let call = |task: &mut Task, plan: Arc<ProvisionPlan>| {
             if there && !held {
                 task.todo.push(Step::Hold);
             }
             task.todo.extend([Step::Create(plan.clone()), Step::Record(plan)]);
         };
-        match provision::claim(&seen, &able(), &Choices::default()) {
+        match provision::claim(&seen, &able(), &ProvisionPolicy::default()) {
             provision::ClaimDecision::Nothing => {
                 self.pending.remove(&uid);
                 self.inherited.remove(&uid);
             }
             provision::ClaimDecision::Wait(_) | provision::ClaimDecision::Refuse(_) => {}
             provision::ClaimDecision::Compete => unreachable!("one provisioner serves all nodes"),
-            provision::ClaimDecision::LetGo => task.todo.push(Step::LetGo),
-            provision::ClaimDecision::Repeat(plan) => call(&mut task, plan),
+            provision::ClaimDecision::RemoveFinalizer => task.todo.push(Step::LetGo),
+            provision::ClaimDecision::RepeatCall(plan) => call(&mut task, plan),
             provision::ClaimDecision::Provision(outline) => {
-                let plan = outline.complete(&seen, Fetched::default(), &able(), &Choices::default());
+                let plan = outline.complete(&seen, FetchedObjects::default(), &able(), &ProvisionPolicy::default());
                 call(&mut task, Arc::new(plan.expect("nothing is in the way")));
             }
         }
@@ -336,7 +339,7 @@ impl Actor {
 
     fn reclaim(&self, name: &str) -> Option<Task> {
         let volume = self.volumes.get(name)?.clone();
-        let seen = VolumeSeen {
+        let seen = ReclaimSnapshot {
             volume: Arc::new(volume.clone()),
             attached_to: Vec::new(),
             class: None,
@@ -345,11 +348,11 @@ impl Actor {
             local: None,
         };
         let mut task = Task::of(None, Some(volume));
-        match reclaim::volume(&seen) {
-            VolumeDecision::Nothing | VolumeDecision::WaitForDetach(_) | VolumeDecision::Refuse(_) => {}
-            VolumeDecision::Hold => task.todo.push(Step::HoldVolume),
-            VolumeDecision::Release => task.todo.push(Step::ReleaseVolume),
-            VolumeDecision::Delete { .. } => {
+        match reclaim::reclaim(&seen) {
+            ReclaimDecision::Nothing | ReclaimDecision::WaitForDetach(_) | ReclaimDecision::Refuse(_) => {}
+            ReclaimDecision::AddFinalizer => task.todo.push(Step::HoldVolume),
+            ReclaimDecision::RemoveFinalizer => task.todo.push(Step::ReleaseVolume),
+            ReclaimDecision::Delete { .. } => {
                 task.todo.extend([Step::Destroy, Step::DeleteRecord, Step::ReleaseVolume]);
             }
         }
@@ -395,8 +398,8 @@ impl Actor {
             Step::Record(plan) => {
                 let claim = claim()?;
                 let made = cleat_csi::v1::Volume { volume_id: plan.request.name.clone(), ..Default::default() };
-                let record =
-                    record::record(&claim, &plan, build::DRIVER, "model", made).expect("no plugin here has moved");
+                let record = persistent_volume::build(&claim, &plan, build::DRIVER, "model", made)
+                    .expect("no plugin here has moved");
                 if let Some(written) = server.create_volume(record) {
                     self.learn(Event::Volume(written));
                 }
@@ -555,6 +558,6 @@ impl Task {
     }
 }
 
-fn able() -> Abilities {
-    Abilities { driver: build::DRIVER.to_owned(), creates_volumes: true, ..Abilities::default() }
+fn able() -> DriverCapabilities {
+    DriverCapabilities { name: build::DRIVER.to_owned(), creates_volumes: true, ..DriverCapabilities::default() }
 }
