@@ -119,7 +119,7 @@ fn target(snapshot: &AttachmentSnapshot) -> Result<TargetVolume<'_>, String> {
 }
 
 /// The volume's handle as the driver lists it. `None` if the volume or the node id is unknown.
-pub fn handle(snapshot: &AttachmentSnapshot) -> Option<String> {
+pub fn listed_handle(snapshot: &AttachmentSnapshot) -> Option<String> {
     let target = target(snapshot).ok()?;
     let handle = &target.csi()?.volume_handle;
     let node_id = node_id(snapshot)?;

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::CsiAttacher;
-use super::decide::{AttachmentSnapshot, handle, node_id};
+use super::decide::{AttachmentSnapshot, listed_handle, node_id};
 use crate::driver::Capability;
 
 /// The ids of the nodes where a volume is published, by volume handle.
@@ -80,7 +80,7 @@ fn collect(page: ListVolumesResponse, published: &mut PublishedNodes) {
 /// unknown are left out.
 fn mismatched(snapshots: &[AttachmentSnapshot], published: &PublishedNodes) -> Vec<String> {
     let differs = |snapshot: &&AttachmentSnapshot| {
-        let (Some(handle), Some(node)) = (handle(snapshot), node_id(snapshot)) else { return false };
+        let (Some(handle), Some(node)) = (listed_handle(snapshot), node_id(snapshot)) else { return false };
         let attached = snapshot.attachment.status.as_ref().is_some_and(|status| status.attached);
         attached != published.get(&handle).is_some_and(|nodes| nodes.contains(node))
     };

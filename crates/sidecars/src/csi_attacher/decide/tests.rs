@@ -174,7 +174,7 @@ fn ebs() -> AttachmentSnapshot {
 fn a_volume_of_an_in_tree_plugin_is_published_by_the_driver_it_migrated_to() {
     let want = "publish vol-1 to id-1 holding volume true attachment true readonly false";
     assert_eq!(describe(&attachment(&ebs())), want);
-    assert_eq!(handle(&ebs()).as_deref(), Some("vol-1"));
+    assert_eq!(listed_handle(&ebs()).as_deref(), Some("vol-1"));
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn the_handle_of_a_migrated_disk_is_completed_from_the_node_id() {
     });
     gce.driver = "pd.csi.storage.gke.io".to_owned();
     gce.node_id = Some("projects/p/zones/z/instances/i".to_owned());
-    assert_eq!(handle(&gce).as_deref(), Some("projects/p/zones/z/disks/d"));
+    assert_eq!(listed_handle(&gce).as_deref(), Some("projects/p/zones/z/disks/d"));
 }
 
 #[test]
