@@ -5,17 +5,17 @@ use std::fmt::Write as _;
 
 use sha2::{Digest, Sha256};
 
-/// The default of the first parameter of [`provisioned_volume_with`].
+/// The default of the first parameter of [`provisioned_volume_name`].
 pub const PROVISIONED_VOLUME_PREFIX: &str = "pvc";
 
 /// The name of the PersistentVolume, and of the CreateVolume request, for a dynamically provisioned claim.
 pub fn provisioned_volume(claim_uid: &str) -> String {
-    provisioned_volume_with(PROVISIONED_VOLUME_PREFIX, None, claim_uid)
+    provisioned_volume_name(PROVISIONED_VOLUME_PREFIX, None, claim_uid)
 }
 
 /// The same for a provisioner that is configured with another prefix or a shorter uid. With `uid_length`, the name
 /// contains that many characters of the uid, without dashes.
-pub fn provisioned_volume_with(prefix: &str, uid_length: Option<usize>, claim_uid: &str) -> String {
+pub fn provisioned_volume_name(prefix: &str, uid_length: Option<usize>, claim_uid: &str) -> String {
     match uid_length {
         None => format!("{prefix}-{claim_uid}"),
         Some(length) => {
@@ -25,7 +25,7 @@ pub fn provisioned_volume_with(prefix: &str, uid_length: Option<usize>, claim_ui
     }
 }
 
-/// Returns true if [`provisioned_volume_with`] gives this volume name to the claim, for any prefix and the whole uid. A
+/// Returns true if [`provisioned_volume_name`] gives this volume name to the claim, for any prefix and the whole uid. A
 /// name with a shortened uid does not identify a claim: the result is false.
 pub fn is_provisioned_volume(volume_name: &str, claim_uid: &str) -> bool {
     !claim_uid.is_empty() && volume_name.strip_suffix(claim_uid).is_some_and(|prefix| prefix.ends_with('-'))
@@ -96,15 +96,15 @@ mod tests {
         assert_eq!(provisioned_volume(uid), format!("pvc-{uid}"));
         for (case, name, uid, want) in [
             ("default name", provisioned_volume(uid), uid, true),
-            ("another prefix", provisioned_volume_with("disk", None, uid), uid, true),
-            ("a shortened uid", provisioned_volume_with("disk", Some(4), uid), uid, false),
+            ("another prefix", provisioned_volume_name("disk", None, uid), uid, true),
+            ("a shortened uid", provisioned_volume_name("disk", Some(4), uid), uid, false),
             ("the volume of another claim", provisioned_volume("1"), uid, false),
             ("no uid", provisioned_volume(""), "", false),
             ("no prefix", uid.to_owned(), uid, false),
         ] {
             assert_eq!(is_provisioned_volume(&name, uid), want, "{case}");
         }
-        assert_eq!(provisioned_volume_with("disk", Some(4), "ab-cd-ef"), "disk-abcd");
+        assert_eq!(provisioned_volume_name("disk", Some(4), "ab-cd-ef"), "disk-abcd");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use cleat_runtime::Backoff;
-use cleat_sidecars::publish::Options;
+use cleat_sidecars::csi_attacher::CsiAttacherOptions;
 
 use super::flags::{CommonArgs, duration};
 
@@ -26,15 +26,15 @@ pub(super) struct AttacherArgs {
 
 impl AttacherArgs {
     /// `default_fs_type` is a parameter because `cleat sidecars` has the flag once, among the provisioner's.
-    pub(super) fn options(&self, common: &CommonArgs, default_fs_type: &str) -> Options {
-        Options {
-            calls: common.worker_threads.unwrap_or(DEFAULT_CONCURRENT_CALLS).into(),
-            deadline: common.timeout.unwrap_or(DEFAULT_CALL_TIMEOUT),
+    pub(super) fn options(&self, common: &CommonArgs, default_fs_type: &str) -> CsiAttacherOptions {
+        CsiAttacherOptions {
+            max_concurrent_calls: common.worker_threads.unwrap_or(DEFAULT_CONCURRENT_CALLS).into(),
+            call_timeout: common.timeout.unwrap_or(DEFAULT_CALL_TIMEOUT),
             retry: Backoff::new(common.retry_interval_start, common.retry_interval_max),
             default_fs_type: default_fs_type.to_owned(),
             // An interval of zero would be a busy loop.
-            verify_every: self.reconcile_sync.max(Duration::from_millis(1)),
-            page: self.max_entries,
+            verify_interval: self.reconcile_sync.max(Duration::from_millis(1)),
+            list_page_size: self.max_entries,
         }
     }
 }

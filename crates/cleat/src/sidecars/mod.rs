@@ -19,7 +19,7 @@ use cleat_api::Key;
 use cleat_csi::Endpoint;
 use cleat_runtime::lease::{Election, Ended, Timing};
 use cleat_runtime::{Caches, SystemClock};
-use cleat_sidecars::{Context, Driver, capacity, provision, publish};
+use cleat_sidecars::{Context, Driver, capacity, csi_attacher, csi_provisioner};
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio::task::JoinSet;
@@ -74,8 +74,8 @@ enum Controller {
 
 /// One sidecar with its options.
 enum Sidecar {
-    Provisioner(provision::Options, Box<ProvisionerArgs>),
-    Attacher(publish::Options),
+    Provisioner(csi_provisioner::ProvisionerOptions, Box<ProvisionerArgs>),
+    Attacher(csi_attacher::CsiAttacherOptions),
 }
 
 impl Sidecar {
@@ -99,9 +99,9 @@ impl Sidecar {
                         Err(failure) => error!("publishing capacity failed: {failure:#}"),
                     }
                 };
-                tokio::join!(provision::run(context.clone(), driver.clone(), options, stop.clone()), publish);
+                tokio::join!(csi_provisioner::run(context.clone(), driver.clone(), options, stop.clone()), publish);
             }
-            Self::Attacher(options) => publish::run(context, driver, options, stop).await,
+            Self::Attacher(options) => csi_attacher::run(context, driver, options, stop).await,
         }
     }
 }

@@ -6,9 +6,9 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use cleat_api::names;
 use cleat_runtime::Backoff;
-use cleat_sidecars::capacity::{self, decide::Manager};
-use cleat_sidecars::provision::decide::Choices;
-use cleat_sidecars::provision::{LocalOptions, Options};
+use cleat_sidecars::capacity::{CapacityOptions, decide::CapacityOwner};
+use cleat_sidecars::csi_provisioner::decide::ProvisionPolicy;
+use cleat_sidecars::csi_provisioner::{NodeDeploymentOptions, ProvisionerOptions};
 use kube::Client;
 
 use super::flags::{CommonArgs, duration};
@@ -71,28 +71,28 @@ pub(super) struct ProvisionerArgs {
 
 impl ProvisionerArgs {
     /// The options for publishing capacity; `None` without --enable-capacity.
-    pub(super) async fn capacity(&self, common: &CommonArgs, client: &Client) -> Result<Option<capacity::Options>> {
+    pub(super) async fn capacity(&self, common: &CommonArgs, client: &Client) -> Result<Option<CapacityOptions>> {
         if !self.enable_capacity {
             return Ok(None);
         }
         let namespace = std::env::var("NAMESPACE").unwrap_or_else(|_| client.default_namespace().to_owned());
-        let owner = match std::env::var("POD_NAME") {
+        let owner_reference = match std::env::var("POD_NAME") {
             Ok(pod) if self.capacity_ownerref_level >= 0 => {
                 Some(owner_of_pod(client, &namespace, &pod, self.capacity_ownerref_level).await?)
             }
             Ok(_) | Err(_) => None,
         };
-        let defaults = capacity::Options::new(namespace);
-        let name = match self.local(common)? {
-            Some(local) => names::label(&defaults.manager.name, &local.node),
-            None => defaults.manager.name.clone(),
+        let defaults = CapacityOptions::new(namespace);
+        let managed_by = match self.local(common)? {
+            Some(local) => names::label(&defaults.owner.managed_by, &local.node),
+            None => defaults.owner.managed_by.clone(),
         };
-        Ok(Some(capacity::Options {
-            manager: Manager { owner, name, ..defaults.manager },
-            local: self.node_deployment,
-            poll: self.capacity_poll_interval,
-            immediate: self.capacity_for_immediate_binding,
-            deadline: common.timeout.unwrap_or(DEFAULT_CALL_TIMEOUT),
+        Ok(Some(CapacityOptions {
+            owner: CapacityOwner { owner_reference, managed_by, ..defaults.owner },
+            own_node_only: self.node_deployment,
+            poll_interval: self.capacity_poll_interval,
+            include_immediate: self.capacity_for_immediate_binding,
+            call_timeout: common.timeout.unwrap_or(DEFAULT_CALL_TIMEOUT),
         }))
     }
 
@@ -100,9 +100,9 @@ impl ProvisionerArgs {
         &self.default_fstype
     }
 
-    pub(super) fn options(&self, common: &CommonArgs) -> Result<Options> {
+    pub(super) fn options(&self, common: &CommonArgs) -> Result<ProvisionerOptions> {
         let local = self.local(common)?;
-        let choices = Choices {
+        let policy = ProvisionPolicy {
             volume_name_prefix: self.volume_name_prefix.clone(),
             volume_name_uuid_length: usize::try_from(self.volume_name_uuid_length).ok(),
             default_fs_type: Some(self.default_fstype.clone()).filter(|t| !t.is_empty()),
@@ -113,17 +113,17 @@ impl ProvisionerArgs {
             prevent_volume_mode_conversion: self.prevent_volume_mode_conversion,
             local: None,
         };
-        Ok(Options {
-            choices,
+        Ok(ProvisionerOptions {
+            policy,
             retry: Backoff::new(common.retry_interval_start, common.retry_interval_max),
-            at_once: common.worker_threads.unwrap_or(DEFAULT_CONCURRENT_CALLS).into(),
-            deadline: common.timeout.unwrap_or(DEFAULT_CALL_TIMEOUT),
-            local,
+            max_concurrent_reconciles: common.worker_threads.unwrap_or(DEFAULT_CONCURRENT_CALLS).into(),
+            call_timeout: common.timeout.unwrap_or(DEFAULT_CALL_TIMEOUT),
+            node_deployment: local,
         })
     }
 
     /// The options of --node-deployment; `None` without it.
-    fn local(&self, common: &CommonArgs) -> Result<Option<LocalOptions>> {
+    fn local(&self, common: &CommonArgs) -> Result<Option<NodeDeploymentOptions>> {
         if !self.node_deployment {
             return Ok(None);
         }
@@ -133,7 +133,7 @@ impl ProvisionerArgs {
             );
         }
         let node = std::env::var("NODE_NAME").ok().filter(|name| !name.is_empty());
-        Ok(Some(LocalOptions {
+        Ok(Some(NodeDeploymentOptions {
             node: node.context("--node-deployment needs the node's name in $NODE_NAME")?,
             immediate: self.node_deployment_immediate_binding,
             base_delay: self.node_deployment_base_delay,

@@ -20,7 +20,7 @@ use cleat_csi::Endpoint;
 use cleat_drivers::block;
 use cleat_flex::Drivers;
 use cleat_runtime::{Caches, SystemClock};
-use cleat_sidecars::register::Announcement;
+use cleat_sidecars::node_registrar::NodeRegistrarOptions;
 use kube::Client;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -210,7 +210,7 @@ impl Stack {
 
     /// Starts the discovery of FlexVolume drivers and their attacher. A driver is a program that runs only during a call.
     fn start_flex_drivers(&mut self, config: &StackConfig) -> Drivers {
-        use cleat_sidecars::{Context, callout};
+        use cleat_sidecars::{Context, flex_attacher};
         let directory = config.flex_drivers.clone().unwrap_or_else(|| self.layout.flex_drivers());
         let drivers = Drivers::new(cleat_flex::Config::new(directory, self.layout.flex_calls()));
         self.acting.spawn(drivers.clone().run(self.stop_acting.clone()));
@@ -219,8 +219,8 @@ impl Stack {
             caches: self.caches.clone(),
             clock: Arc::new(SystemClock),
         };
-        let options = callout::Options::default();
-        self.acting.spawn(callout::run(context, drivers.clone(), options, self.stop_acting.clone()));
+        let options = flex_attacher::FlexAttacherOptions::default();
+        self.acting.spawn(flex_attacher::run(context, drivers.clone(), options, self.stop_acting.clone()));
         drivers
     }
 
@@ -245,7 +245,7 @@ impl Stack {
     }
 
     fn start_sidecars(&mut self, config: &StackConfig, nodes: &[String]) {
-        use cleat_sidecars::{Context, Driver, capacity, provision, publish, register};
+        use cleat_sidecars::{Context, Driver, capacity, csi_attacher, csi_provisioner, node_registrar};
         let context = |user: &str| Context {
             client: component(&self.server, user),
             caches: self.caches.clone(),
@@ -257,25 +257,30 @@ impl Stack {
         self.acting.spawn(async move {
             let Some(driver) = Driver::connect(client, &stop).await else { return };
             let mut running = JoinSet::new();
-            if !without.contains(&StackPart::Provisioner) {
-                let publish = capacity::Options::new("kube-system");
+            if !without.contains(&Part::Provisioner) {
+                let publish = capacity::CapacityOptions::new("kube-system");
                 running.spawn(capacity::run(provisioner.clone(), driver.clone(), publish, stop.clone()));
-                running.spawn(provision::run(provisioner, driver.clone(), provision::Options::default(), stop.clone()));
+                running.spawn(csi_provisioner::run(
+                    provisioner,
+                    driver.clone(),
+                    csi_provisioner::ProvisionerOptions::default(),
+                    stop.clone(),
+                ));
             }
-            if !without.contains(&StackPart::Attacher) {
-                running.spawn(publish::run(attacher, driver, publish::Options::default(), stop));
+            if !without.contains(&Part::Attacher) {
+                running.spawn(csi_attacher::run(attacher, driver, csi_attacher::CsiAttacherOptions::default(), stop));
             }
             running.join_all().await;
         });
         for node in nodes {
-            let announcement = Announcement {
+            let announcement = NodeRegistrarOptions {
                 driver_socket: self.layout.node_socket(node, block::NAME),
                 registry: self.layout.registry(node),
             };
             let stop = self.stop_acting.clone();
             self.acting.spawn(async move {
-                if let Err(failure) = register::run(announcement, stop).await {
-                    error!(%failure, "registering the driver with its node failed");
+                if let Err(failure) = node_registrar::run(announcement, stop).await {
+                    error!(%failure, "the driver cannot be announced to its node");
                 }
             });
         }

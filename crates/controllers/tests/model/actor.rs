@@ -9,8 +9,10 @@ use cleat_api::well_known::finalizer;
 use cleat_api::names;
 use cleat_controllers::bind::decide::{self as bind, ReferencedClaim};
 use cleat_controllers::bind::edit;
-use cleat_sidecars::provision::decide::volume::{self as reclaim, VolumeDecision, VolumeSeen};
-use cleat_sidecars::provision::decide::{self as provision, Abilities, Choices, Fetched, Plan, record};
+use cleat_sidecars::csi_provisioner::decide::reclaim::{self, ReclaimDecision, ReclaimSnapshot};
+use cleat_sidecars::csi_provisioner::decide::{
+    self as provision, DriverCapabilities, FetchedObjects, ProvisionPlan, ProvisionPolicy, persistent_volume,
+};
 use cleat_testing::build;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 
@@ -53,8 +55,8 @@ enum Step {
     RequestProvisioning { provisioner: String, hold: bool },
     Unbind(bind::ClaimRefRemoval),
     HoldClaim,
-    CreateVolume(Arc<Plan>),
-    RecordVolume(Arc<Plan>),
+    CreateVolume(Arc<ProvisionPlan>),
+    RecordVolume(Arc<ProvisionPlan>),
     ReleaseClaim,
     HoldVolume,
     DeleteVolume,
@@ -71,7 +73,7 @@ pub(crate) struct Actor {
     wakeups: BTreeSet<ActorKey>,
     tasks: Vec<Task>,
     /// The provisioner's uncertain calls, by the claim's uid.
-    pending: HashMap<String, (PersistentVolumeClaim, Arc<Plan>)>,
+    pending: HashMap<String, (PersistentVolumeClaim, Arc<ProvisionPlan>)>,
     /// Uids of the claims that a previous process of the provisioner held.
     inherited: HashSet<String>,
 }
@@ -304,34 +306,35 @@ impl Actor {
         let uid = claim.metadata.uid().to_owned();
         let dynamic = claim_class(&claim) == Some("dynamic");
         let class = dynamic.then(|| Arc::new(build::class("dynamic", build::DRIVER)));
-        let seen = provision::ClaimSeen {
+        let seen = provision::ClaimSnapshot {
             claim: Arc::new(claim.clone()),
             class,
             volume_exists: self.volumes.contains_key(&names::provisioned_volume(&uid)),
             pending: self.pending.get(&uid).map(|(_, plan)| plan.clone()),
             inherited: self.inherited.contains(&uid),
-            source: provision::Source::Nothing,
+            source: provision::DataSource::Unset,
+            delays: provision::RetryDelays::default(),
         };
         let exists = self.claims.values().any(|c| c.metadata.uid() == uid);
         let is_held = exists && claim.metadata.has_finalizer(finalizer::PROVISIONING);
         let mut task = Task::of(Some(claim), None);
-        let call = |task: &mut Task, plan: Arc<Plan>| {
+        let call = |task: &mut Task, plan: Arc<ProvisionPlan>| {
             if exists && !is_held {
                 task.steps.push(Step::HoldClaim);
             }
             task.steps.extend([Step::CreateVolume(plan.clone()), Step::RecordVolume(plan)]);
         };
-        match provision::claim(&seen, &able(), &Choices::default()) {
+        match provision::claim(&seen, &able(), &ProvisionPolicy::default()) {
             provision::ClaimDecision::Nothing => {
                 self.pending.remove(&uid);
                 self.inherited.remove(&uid);
             }
             provision::ClaimDecision::Wait(_) | provision::ClaimDecision::Refuse(_) => {}
             provision::ClaimDecision::Compete => unreachable!("one provisioner serves all nodes"),
-            provision::ClaimDecision::LetGo => task.steps.push(Step::ReleaseClaim),
-            provision::ClaimDecision::Repeat(plan) => call(&mut task, plan),
-            provision::ClaimDecision::Provision(outline) => {
-                let plan = outline.complete(&seen, Fetched::default(), &able(), &Choices::default());
+            provision::ClaimDecision::RemoveFinalizer => task.steps.push(Step::ReleaseClaim),
+            provision::ClaimDecision::RepeatCall(plan) => call(&mut task, plan),
+            provision::ClaimDecision::Provision(draft) => {
+                let plan = draft.complete(&seen, FetchedObjects::default(), &able(), &ProvisionPolicy::default());
                 call(&mut task, Arc::new(plan.expect("the plan is complete")));
             }
         }
@@ -340,7 +343,7 @@ impl Actor {
 
     fn reclaim(&self, name: &str) -> Option<Task> {
         let volume = self.volumes.get(name)?.clone();
-        let seen = VolumeSeen {
+        let seen = ReclaimSnapshot {
             volume: Arc::new(volume.clone()),
             attached_to: Vec::new(),
             class: None,
@@ -349,11 +352,11 @@ impl Actor {
             local: None,
         };
         let mut task = Task::of(None, Some(volume));
-        match reclaim::volume(&seen) {
-            VolumeDecision::Nothing | VolumeDecision::WaitForDetach(_) | VolumeDecision::Refuse(_) => {}
-            VolumeDecision::Hold => task.steps.push(Step::HoldVolume),
-            VolumeDecision::Release => task.steps.push(Step::ReleaseVolume),
-            VolumeDecision::Delete { .. } => {
+        match reclaim::reclaim(&seen) {
+            ReclaimDecision::Nothing | ReclaimDecision::WaitForDetach(_) | ReclaimDecision::Refuse(_) => {}
+            ReclaimDecision::AddFinalizer => task.steps.push(Step::HoldVolume),
+            ReclaimDecision::RemoveFinalizer => task.steps.push(Step::ReleaseVolume),
+            ReclaimDecision::Delete { .. } => {
                 task.steps.extend([Step::DeleteVolume, Step::DeleteRecord, Step::ReleaseVolume]);
             }
         }
@@ -407,7 +410,7 @@ impl Actor {
                 let claim = claim()?;
                 let created = cleat_csi::v1::Volume { volume_id: plan.request.name.clone(), ..Default::default() };
                 let record =
-                    record::record(&claim, &plan, build::DRIVER, "model", created).expect("no plugin is migrated");
+                    persistent_volume::build(&claim, &plan, build::DRIVER, "model", created).expect("no plugin is migrated");
                 if let Some(written) = server.create_volume(record) {
                     self.apply_event(Event::Volume(written));
                 }
@@ -567,6 +570,6 @@ impl Task {
     }
 }
 
-fn able() -> Abilities {
-    Abilities { driver: build::DRIVER.to_owned(), creates_volumes: true, ..Abilities::default() }
+fn able() -> DriverCapabilities {
+    DriverCapabilities { name: build::DRIVER.to_owned(), creates_volumes: true, ..DriverCapabilities::default() }
 }

@@ -1,150 +1,179 @@
-//! Which CSIStorageCapacity objects there should be: one for each class and each place. Pure.
+//! Decides which CSIStorageCapacity objects exist, one per storage class and topology segment, and what they contain.
+//! Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cleat_api::claim::waits_for_consumer;
-use cleat_api::well_known::label;
+use cleat_api::key::Meta as _;
+use cleat_api::keys::label;
 use cleat_api::names::sha256_hex;
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
 
-/// The labels of a place; none at all is everywhere.
-pub type Segment = BTreeMap<String, String>;
+/// Topology labels. An empty segment covers all nodes.
+pub type TopologySegment = BTreeMap<String, String>;
 
-/// One class in one place.
+/// What one CSIStorageCapacity object is about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Item {
+pub struct CapacityKey {
     pub class: String,
-    pub segment: Segment,
+    pub segment: TopologySegment,
 }
 
-/// Whose objects these are.
+/// Identifies the objects that this publisher may write and delete.
 #[derive(Clone, Debug, Default)]
-pub struct Manager {
+pub struct CapacityOwner {
     pub driver: String,
     pub namespace: String,
-    /// The value of the label `managed-by`.
-    pub name: String,
-    pub owner: Option<OwnerReference>,
+    /// The value of the label `csi.storage.k8s.io/managed-by`.
+    pub managed_by: String,
+    /// The object that owns the published objects, if any.
+    pub owner_reference: Option<OwnerReference>,
 }
 
 /// A node on which the driver is registered.
 #[derive(Clone, Debug)]
-pub struct NodeSeen {
-    pub keys: Vec<String>,
+pub struct RegisteredNode {
+    pub topology_keys: Vec<String>,
     pub labels: BTreeMap<String, String>,
 }
 
-/// The places of the driver. A node that lacks one of its labels is in none.
-pub fn segments(nodes: &[NodeSeen]) -> BTreeSet<Segment> {
-    let place = |node: &NodeSeen| {
-        node.keys.iter().map(|key| Some((key.clone(), node.labels.get(key)?.clone()))).collect::<Option<Segment>>()
+/// The driver's segments. A node that lacks the label of one of its topology keys contributes none.
+pub fn segments(nodes: &[RegisteredNode]) -> BTreeSet<TopologySegment> {
+    let segment = |node: &RegisteredNode| {
+        let label = |key: &String| Some((key.clone(), node.labels.get(key)?.clone()));
+        node.topology_keys.iter().map(label).collect::<Option<TopologySegment>>()
     };
-    nodes.iter().filter_map(place).collect()
+    nodes.iter().filter_map(segment).collect()
 }
 
+/// The keys for which an object must exist. Classes with immediate binding are included only if `include_immediate`.
 pub fn wanted(
     classes: &[Arc<StorageClass>],
-    segments: &BTreeSet<Segment>,
-    manager: &Manager,
-    immediate: bool,
-) -> BTreeSet<Item> {
-    let ours = classes.iter().filter(|c| c.provisioner == manager.driver && (immediate || waits_for_consumer(c)));
-    let item = |class: &Arc<StorageClass>, segment: &Segment| Item {
+    segments: &BTreeSet<TopologySegment>,
+    owner: &CapacityOwner,
+    include_immediate: bool,
+) -> BTreeSet<CapacityKey> {
+    let is_wanted = |class: &&Arc<StorageClass>| {
+        class.provisioner == owner.driver && (include_immediate || waits_for_consumer(class))
+    };
+    let key = |class: &Arc<StorageClass>, segment: &TopologySegment| CapacityKey {
         class: class.metadata.name.clone().unwrap_or_default(),
         segment: segment.clone(),
     };
-    ours.flat_map(|class| segments.iter().map(move |segment| item(class, segment))).collect()
+    let classes = classes.iter().filter(is_wanted);
+    classes.flat_map(|class| segments.iter().map(move |segment| key(class, segment))).collect()
 }
 
-pub fn is_managed(object: &CSIStorageCapacity, manager: &Manager) -> bool {
-    let says = |key: &str| object.metadata.labels.as_ref().and_then(|l| l.get(key)).map(String::as_str);
-    object.metadata.namespace.as_deref() == Some(&manager.namespace)
-        && says(label::CAPACITY_DRIVER) == Some(&manager.driver)
-        && says(label::CAPACITY_MANAGER) == Some(&manager.name)
+pub fn is_managed(object: &CSIStorageCapacity, owner: &CapacityOwner) -> bool {
+    let label = |key: &str| object.metadata.labels.as_ref().and_then(|labels| labels.get(key)).map(String::as_str);
+    object.metadata.namespace.as_deref() == Some(&owner.namespace)
+        && label(label::CAPACITY_DRIVER) == Some(&owner.driver)
+        && label(label::CAPACITY_MANAGER) == Some(&owner.managed_by)
 }
 
-pub fn item_of(object: &CSIStorageCapacity) -> Item {
-    let labels = object.node_topology.as_ref().and_then(|t| t.match_labels.clone());
-    Item { class: object.storage_class_name.clone(), segment: labels.unwrap_or_default() }
+pub fn key_of(object: &CSIStorageCapacity) -> CapacityKey {
+    let labels = object.node_topology.as_ref().and_then(|topology| topology.match_labels.clone());
+    CapacityKey { class: object.storage_class_name.clone(), segment: labels.unwrap_or_default() }
 }
 
-/// Of several objects for the same item one is kept; those that nobody wants any more go.
+/// The managed objects to delete: those whose key is not wanted, and all but one of several objects with the same key.
 pub fn surplus(
     existing: &[Arc<CSIStorageCapacity>],
-    wanted: &BTreeSet<Item>,
-    manager: &Manager,
+    wanted: &BTreeSet<CapacityKey>,
+    owner: &CapacityOwner,
 ) -> Vec<Arc<CSIStorageCapacity>> {
-    let mut kept = BTreeSet::new();
-    let mut sorted: Vec<_> = existing.iter().filter(|o| is_managed(o, manager)).collect();
+    let mut retained = BTreeSet::new();
+    let mut sorted: Vec<_> = existing.iter().filter(|object| is_managed(object, owner)).collect();
     sorted.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
-    let goes = |object: &&&Arc<CSIStorageCapacity>| {
-        let item = item_of(object);
-        !(wanted.contains(&item) && kept.insert(item))
+    let is_surplus = |object: &&&Arc<CSIStorageCapacity>| {
+        let key = key_of(object);
+        !(wanted.contains(&key) && retained.insert(key))
     };
-    sorted.iter().filter(goes).map(|o| (*o).clone()).collect()
+    sorted.iter().filter(is_surplus).map(|object| (*object).clone()).collect()
 }
 
-/// What there is no object of ours for.
-pub fn missing(existing: &[Arc<CSIStorageCapacity>], wanted: BTreeSet<Item>, manager: &Manager) -> Vec<Item> {
-    let known: BTreeSet<Item> = existing.iter().filter(|o| is_managed(o, manager)).map(|o| item_of(o)).collect();
-    wanted.into_iter().filter(|item| !known.contains(item)).collect()
+/// The wanted keys for which no managed object exists.
+pub fn missing(
+    existing: &[Arc<CSIStorageCapacity>],
+    wanted: BTreeSet<CapacityKey>,
+    owner: &CapacityOwner,
+) -> Vec<CapacityKey> {
+    let managed = existing.iter().filter(|object| is_managed(object, owner));
+    let present: BTreeSet<CapacityKey> = managed.map(|object| key_of(object)).collect();
+    wanted.into_iter().filter(|key| !present.contains(key)).collect()
 }
 
-/// What the driver says is free, as quantities.
+/// The managed object of this key that an update writes to: the first by name, unless it is being deleted.
+pub fn current<'a>(
+    existing: &'a [Arc<CSIStorageCapacity>],
+    key: &CapacityKey,
+    owner: &CapacityOwner,
+) -> Option<&'a CSIStorageCapacity> {
+    let candidates = existing.iter().filter(|object| is_managed(object, owner) && key_of(object) == *key);
+    let first = candidates.min_by(|a, b| a.metadata.name.cmp(&b.metadata.name))?;
+    (!first.metadata.is_deleting()).then_some(first.as_ref())
+}
+
+/// The driver's answer to GetCapacity, as quantities.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Free {
+pub struct FreeCapacity {
     pub capacity: Option<Quantity>,
-    pub largest: Option<Quantity>,
+    pub maximum_volume_size: Option<Quantity>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Decision {
+pub enum CapacityDecision {
     Nothing,
     Create(Box<CSIStorageCapacity>),
     Update(Box<CSIStorageCapacity>),
 }
 
-pub fn refreshed(item: &Item, existing: Option<&CSIStorageCapacity>, free: Free, manager: &Manager) -> Decision {
-    let Some(existing) = existing else { return Decision::Create(Box::new(build(item, free, manager))) };
-    let owned = manager
-        .owner
-        .as_ref()
-        .is_none_or(|owner| existing.metadata.owner_references.iter().flatten().any(|o| o.uid == owner.uid));
-    if owned && existing.capacity == free.capacity && existing.maximum_volume_size == free.largest {
-        return Decision::Nothing;
+/// `existing` is the [`current`] object of this key.
+pub fn publish(
+    key: &CapacityKey,
+    existing: Option<&CSIStorageCapacity>,
+    free: FreeCapacity,
+    owner: &CapacityOwner,
+) -> CapacityDecision {
+    let Some(existing) = existing else { return CapacityDecision::Create(Box::new(build(key, free, owner))) };
+    let has_owner = owner.owner_reference.as_ref().is_none_or(|reference| {
+        existing.metadata.owner_references.iter().flatten().any(|present| present.uid == reference.uid)
+    });
+    if has_owner && existing.capacity == free.capacity && existing.maximum_volume_size == free.maximum_volume_size {
+        return CapacityDecision::Nothing;
     }
     let mut new = existing.clone();
     new.capacity = free.capacity;
-    new.maximum_volume_size = free.largest;
-    if !owned {
-        new.metadata.owner_references = manager.owner.clone().map(|owner| vec![owner]);
+    new.maximum_volume_size = free.maximum_volume_size;
+    if !has_owner {
+        new.metadata.owner_references = owner.owner_reference.clone().map(|reference| vec![reference]);
     }
-    Decision::Update(Box::new(new))
+    CapacityDecision::Update(Box::new(new))
 }
 
-/// Its name follows from what it is about: made twice, it is there once.
-fn build(item: &Item, free: Free, manager: &Manager) -> CSIStorageCapacity {
-    let place: String = item.segment.iter().map(|(key, value)| format!("{key}={value},")).collect();
-    let digest = sha256_hex(&format!("{}/{}/{}/{place}", manager.driver, manager.name, item.class));
-    let labels = [(label::CAPACITY_DRIVER, &manager.driver), (label::CAPACITY_MANAGER, &manager.name)];
+/// The name is a digest of driver, manager and key, so that a repeated create finds the object of the first one.
+fn build(key: &CapacityKey, free: FreeCapacity, owner: &CapacityOwner) -> CSIStorageCapacity {
+    let segment: String = key.segment.iter().map(|(key, value)| format!("{key}={value},")).collect();
+    let digest = sha256_hex(&format!("{}/{}/{}/{segment}", owner.driver, owner.managed_by, key.class));
+    let labels = [(label::CAPACITY_DRIVER, &owner.driver), (label::CAPACITY_MANAGER, &owner.managed_by)];
     CSIStorageCapacity {
         metadata: ObjectMeta {
-            namespace: Some(manager.namespace.clone()),
+            namespace: Some(owner.namespace.clone()),
             name: Some(format!("csisc-{}", &digest[..16])),
             labels: Some(labels.map(|(key, value)| (key.to_owned(), value.clone())).into()),
-            owner_references: manager.owner.clone().map(|owner| vec![owner]),
+            owner_references: owner.owner_reference.clone().map(|reference| vec![reference]),
             ..ObjectMeta::default()
         },
         capacity: free.capacity,
-        maximum_volume_size: free.largest,
+        maximum_volume_size: free.maximum_volume_size,
         node_topology: Some(LabelSelector {
-            match_labels: Some(item.segment.clone()).filter(|s| !s.is_empty()),
+            match_labels: Some(key.segment.clone()).filter(|segment| !segment.is_empty()),
             match_expressions: None,
         }),
-        storage_class_name: item.class.clone(),
+        storage_class_name: key.class.clone(),
     }
 }
 
@@ -154,60 +183,71 @@ mod tests {
     use cleat_api::claim::WAIT_FOR_FIRST_CONSUMER;
     use cleat_testing::build::{self, DRIVER};
 
-    fn manager() -> Manager {
-        Manager { driver: DRIVER.to_owned(), namespace: "ns".to_owned(), name: "me".to_owned(), owner: None }
+    fn owner() -> CapacityOwner {
+        CapacityOwner {
+            driver: DRIVER.to_owned(),
+            namespace: "ns".to_owned(),
+            managed_by: "me".to_owned(),
+            owner_reference: None,
+        }
     }
 
-    fn place(zone: &str) -> Segment {
+    fn segment(zone: &str) -> TopologySegment {
         [("zone".to_owned(), zone.to_owned())].into()
     }
 
-    fn item(class: &str, zone: &str) -> Item {
-        Item { class: class.to_owned(), segment: place(zone) }
+    fn key(class: &str, zone: &str) -> CapacityKey {
+        CapacityKey { class: class.to_owned(), segment: segment(zone) }
     }
 
-    fn made(item: &Item) -> Arc<CSIStorageCapacity> {
-        let Decision::Create(object) = refreshed(item, None, Free::default(), &manager()) else { panic!("not made") };
+    fn created(key: &CapacityKey) -> Arc<CSIStorageCapacity> {
+        let CapacityDecision::Create(object) = publish(key, None, FreeCapacity::default(), &owner()) else {
+            panic!("not created")
+        };
         Arc::new(*object)
     }
 
     #[test]
-    fn there_is_one_for_each_waiting_class_in_each_place() {
-        let node = |zone: Option<&str>| NodeSeen {
-            keys: vec!["zone".to_owned()],
-            labels: zone.map(place).unwrap_or_default(),
+    fn one_object_is_wanted_per_waiting_class_and_segment() {
+        let node = |zone: Option<&str>| RegisteredNode {
+            topology_keys: vec!["zone".to_owned()],
+            labels: zone.map(segment).unwrap_or_default(),
         };
-        let places = segments(&[node(Some("a")), node(Some("b")), node(Some("a")), node(None)]);
-        assert_eq!(places, [place("a"), place("b")].into());
-        let keyless = NodeSeen { keys: Vec::new(), labels: place("a") };
-        assert_eq!(segments(&[keyless]), [Segment::new()].into(), "a driver without topology is everywhere");
+        let found = segments(&[node(Some("a")), node(Some("b")), node(Some("a")), node(None)]);
+        assert_eq!(found, [segment("a"), segment("b")].into());
+        let keyless = RegisteredNode { topology_keys: Vec::new(), labels: segment("a") };
+        assert_eq!(
+            segments(&[keyless]),
+            [TopologySegment::new()].into(),
+            "a driver without topology has one segment for all nodes"
+        );
         let mut waiting = build::class("wait", DRIVER);
         waiting.volume_binding_mode = Some(WAIT_FOR_FIRST_CONSUMER.to_owned());
         let classes = [waiting, build::class("now", DRIVER), build::class("other", "other")].map(Arc::new);
-        let names = |immediate| {
-            let items = wanted(&classes, &[place("a")].into(), &manager(), immediate);
-            items.into_iter().map(|i| i.class).collect::<Vec<_>>()
+        let names = |include_immediate| {
+            let keys = wanted(&classes, &[segment("a")].into(), &owner(), include_immediate);
+            keys.into_iter().map(|key| key.class).collect::<Vec<_>>()
         };
         assert_eq!(names(false), ["wait"]);
         assert_eq!(names(true), ["now", "wait"]);
     }
 
     #[test]
-    fn what_nobody_wants_goes_and_others_objects_stay() {
-        let mut double = made(&item("wait", "a")).as_ref().clone();
-        double.metadata.name = Some("zzz".to_owned());
-        let mut foreign = made(&item("old", "a")).as_ref().clone();
+    fn unwanted_objects_are_deleted_and_objects_of_other_managers_stay() {
+        let mut duplicate = created(&key("wait", "a")).as_ref().clone();
+        duplicate.metadata.name = Some("zzz".to_owned());
+        let mut foreign = created(&key("old", "a")).as_ref().clone();
         foreign.metadata.labels.as_mut().unwrap().insert(label::CAPACITY_MANAGER.to_owned(), "you".to_owned());
-        let existing = [made(&item("wait", "a")), Arc::new(double), made(&item("old", "a")), Arc::new(foreign)];
+        let existing = [created(&key("wait", "a")), Arc::new(duplicate), created(&key("old", "a")), Arc::new(foreign)];
         let others = [existing[3].clone()];
-        assert_eq!(missing(&existing, [item("wait", "a"), item("wait", "b")].into(), &manager()), [item("wait", "b")]);
+        assert_eq!(missing(&existing, [key("wait", "a"), key("wait", "b")].into(), &owner()), [key("wait", "b")]);
         assert_eq!(
-            missing(&others, [item("old", "a")].into(), &manager()),
-            [item("old", "a")],
-            "another's is not ours"
+            missing(&others, [key("old", "a")].into(), &owner()),
+            [key("old", "a")],
+            "an object of another manager does not count"
         );
-        let gone = surplus(&existing, &[item("wait", "a")].into(), &manager());
-        let mut names: Vec<_> = gone.iter().map(|o| o.metadata.name.clone().unwrap()).collect();
+        let deleted = surplus(&existing, &[key("wait", "a")].into(), &owner());
+        let mut names: Vec<_> = deleted.iter().map(|o| o.metadata.name.clone().unwrap()).collect();
         names.sort();
         let mut want = vec![existing[2].metadata.name.clone().unwrap(), "zzz".to_owned()];
         want.sort();
@@ -215,17 +255,21 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_written_only_when_something_changed() {
-        let object = made(&item("wait", "a"));
-        assert_eq!(item_of(&object), item("wait", "a"));
-        let free = Free { capacity: Some(Quantity("5Gi".to_owned())), largest: None };
-        let with_owner =
-            Manager { owner: Some(OwnerReference { uid: "u".to_owned(), ..OwnerReference::default() }), ..manager() };
-        let now = |free, manager: &Manager| refreshed(&item("wait", "a"), Some(&object), free, manager);
-        assert_eq!(now(Free::default(), &manager()), Decision::Nothing);
-        let Decision::Update(new) = now(free, &manager()) else { panic!("more is free") };
+    fn an_object_is_written_only_when_its_content_changes() {
+        let object = created(&key("wait", "a"));
+        assert_eq!(key_of(&object), key("wait", "a"));
+        let free = FreeCapacity { capacity: Some(Quantity("5Gi".to_owned())), maximum_volume_size: None };
+        let with_owner = CapacityOwner {
+            owner_reference: Some(OwnerReference { uid: "u".to_owned(), ..OwnerReference::default() }),
+            ..owner()
+        };
+        let decide = |free, owner: &CapacityOwner| publish(&key("wait", "a"), Some(&object), free, owner);
+        assert_eq!(decide(FreeCapacity::default(), &owner()), CapacityDecision::Nothing);
+        let CapacityDecision::Update(new) = decide(free, &owner()) else { panic!("more is free") };
         assert_eq!(new.capacity.unwrap().0, "5Gi");
-        let Decision::Update(new) = now(Free::default(), &with_owner) else { panic!("it has an owner now") };
+        let CapacityDecision::Update(new) = decide(FreeCapacity::default(), &with_owner) else {
+            panic!("the object gets an owner")
+        };
         assert_eq!(new.metadata.owner_references.unwrap()[0].uid, "u");
     }
 }

@@ -1,11 +1,15 @@
-//! Tells the scheduler how much room a driver has: a CSIStorageCapacity for each class and each place.
+//! Publishes how much storage a driver can provide: one CSIStorageCapacity per storage class and topology segment, for
+//! the scheduler.
 //!
-//! Guarantees: objects of classes and places that are gone go too; one that somebody deleted is made again; objects that
-//! other managers made are left alone. What is free is asked again after volumes of the class came or went, and from
-//! time to time, since others may use the same storage.
+//! Guarantees:
+//! - Objects of classes and segments that no longer exist are deleted. An object that a user deleted is created again.
+//! - Objects with another `managed-by` label are never touched.
+//! - The driver is asked again after a volume of the class was created or deleted, and once per poll interval, because
+//!   other clients may use the same storage.
 //!
-//! Crash points: `capacity:written` and `capacity:deleted` after either. What is published is no record of anything: after
-//! a restart it is compared with what there should be.
+//! Nothing is remembered between reconciles: after a restart, the published objects are compared with the wanted ones.
+//!
+//! Crash points: `capacity:written` after a create or update, `capacity:deleted` after a delete.
 
 mod act;
 pub mod decide;
@@ -14,140 +18,142 @@ mod observe;
 use std::time::Duration;
 
 use cleat_api::claim::volume_class;
-use cleat_api::key::Meta as _;
 use cleat_api::migrate;
 use cleat_runtime::{Backoff, Change, Outcome, Queue, work};
 use tokio_util::sync::CancellationToken;
 
-use crate::{Context, Driver, Failure};
-use decide::{Item, Manager};
+use crate::{Context, Driver, SidecarError};
+use decide::{CapacityKey, CapacityOwner, TopologySegment};
 
-/// How many calls to the driver at the same time: nobody waits for these.
-const AT_ONCE: usize = 4;
-/// Volumes come and go in crowds; what is free is asked once for all that come within this time.
-const SETTLING: Duration = Duration::from_millis(100);
+/// Low, because no claim waits for these calls.
+const MAX_CONCURRENT_CALLS: usize = 4;
+/// Volumes are often created in bursts; all changes within this time lead to one GetCapacity call per key.
+const COALESCE_DELAY: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Debug)]
-pub struct Options {
-    /// Where the objects are, and who owns them. The driver is filled in.
-    pub manager: Manager,
-    /// How often everything is asked again.
-    pub poll: Duration,
-    /// Classes that do not wait for a consumer, too.
-    pub immediate: bool,
-    pub deadline: Duration,
-    /// Only about the place of the driver's own node: the drivers of others tell about theirs.
-    pub local: bool,
+pub struct CapacityOptions {
+    /// Which objects are managed. [`run`] fills in the driver's name.
+    pub owner: CapacityOwner,
+    pub poll_interval: Duration,
+    /// Publish capacity also for classes with immediate binding.
+    pub include_immediate: bool,
+    pub call_timeout: Duration,
+    /// Publish only the segment of the driver's own node; a publisher beside every other instance of the driver
+    /// publishes the others.
+    pub own_node_only: bool,
 }
 
-impl Options {
-    /// The usual ones, for objects in this namespace that nobody owns.
+impl CapacityOptions {
+    /// The defaults of external-provisioner, for objects in this namespace without an owner reference.
     pub fn new(namespace: impl Into<String>) -> Self {
-        let name = "external-provisioner".to_owned();
-        let manager = Manager { namespace: namespace.into(), name, ..Manager::default() };
-        let (poll, deadline) = (Duration::from_secs(60), Duration::from_secs(10));
-        Self { manager, poll, immediate: false, deadline, local: false }
+        let managed_by = "external-provisioner".to_owned();
+        Self {
+            owner: CapacityOwner { namespace: namespace.into(), managed_by, ..CapacityOwner::default() },
+            poll_interval: Duration::from_secs(60),
+            include_immediate: false,
+            call_timeout: Duration::from_secs(10),
+            own_node_only: false,
+        }
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Subject {
-    /// What there should be, as a whole.
-    Everything,
-    Item(Item),
+enum CapacityWorkItem {
+    /// Delete surplus objects and queue missing ones.
+    AllObjects,
+    /// Ask the driver about one key and publish the answer.
+    Key(CapacityKey),
 }
 
 #[derive(Clone)]
-struct Publisher {
+struct CapacityPublisher {
     context: Context,
     driver: Driver,
-    observed: observe::Observed,
-    options: Options,
-    /// The only place to tell about, if not all.
-    here: Option<decide::Segment>,
-    queue: Queue<Subject>,
+    observer: observe::CapacityObserver,
+    options: CapacityOptions,
+    /// Set with `own_node_only`.
+    own_segment: Option<TopologySegment>,
+    queue: Queue<CapacityWorkItem>,
 }
 
-/// Runs until `stop`.
-pub async fn run(context: Context, mut driver: Driver, mut options: Options, stop: CancellationToken) {
-    driver.client = driver.client.with_deadline(options.deadline);
-    options.manager.driver.clone_from(&driver.name);
-    let mut here = None;
-    if options.local {
-        let Some(place) = driver.place(&stop).await else { return };
-        here = Some(place.unwrap_or_default());
+/// Runs until `stop` is cancelled.
+pub async fn run(context: Context, mut driver: Driver, mut options: CapacityOptions, stop: CancellationToken) {
+    driver.client = driver.client.with_deadline(options.call_timeout);
+    options.owner.driver.clone_from(&driver.name);
+    let mut own_segment = None;
+    if options.own_node_only {
+        let Some(topology) = driver.node_topology(&stop).await else { return };
+        own_segment = Some(topology.unwrap_or_default());
     }
-    let observed = observe::Observed::new(&context.caches);
+    let observer = observe::CapacityObserver::new(&context.caches);
     tokio::select! {
         () = stop.cancelled() => return,
-        () = observed.synced() => {}
+        () = observer.synced() => {}
     }
     let queue = Queue::new(Backoff::new(Duration::from_secs(1), Duration::from_secs(300)));
-    let publisher = Publisher { context, driver, observed, options, here, queue: queue.clone() };
-    publisher.wake();
-    work("capacity", queue, AT_ONCE, stop, move |subject| publisher.clone().reconcile(subject)).await;
+    let publisher = CapacityPublisher { context, driver, observer, options, own_segment, queue: queue.clone() };
+    publisher.subscribe();
+    work("capacity", queue, MAX_CONCURRENT_CALLS, stop, move |item| publisher.clone().reconcile(item)).await;
 }
 
-impl Publisher {
-    fn wake(&self) {
-        self.queue.add(Subject::Everything);
-        // What an earlier publisher told may be long ago.
-        self.wanted().into_iter().for_each(|item| self.queue.add(Subject::Item(item)));
+impl CapacityPublisher {
+    fn subscribe(&self) {
+        self.queue.add(CapacityWorkItem::AllObjects);
+        // Figures published by an earlier process may be old.
+        self.wanted().into_iter().for_each(|key| self.queue.add(CapacityWorkItem::Key(key)));
         let q = self.queue.clone();
-        self.observed.classes.subscribe(move |_| q.add(Subject::Everything));
+        self.observer.classes.subscribe(move |_| q.add(CapacityWorkItem::AllObjects));
         let q = self.queue.clone();
-        self.observed.csi_nodes.subscribe(move |_| q.add(Subject::Everything));
+        self.observer.csi_nodes.subscribe(move |_| q.add(CapacityWorkItem::AllObjects));
         let q = self.queue.clone();
-        self.observed.nodes.subscribe(move |change| {
-            // Nodes report themselves all the time; only their labels count.
-            let same =
+        self.observer.nodes.subscribe(move |change| {
+            // Nodes update their status often; segments depend on labels only.
+            let same_labels =
                 matches!(change, Change::Applied { old: Some(old), new } if old.metadata.labels == new.metadata.labels);
-            if !same {
-                q.add(Subject::Everything);
+            if !same_labels {
+                q.add(CapacityWorkItem::AllObjects);
             }
         });
-        let (q, manager) = (self.queue.clone(), self.options.manager.clone());
-        self.observed.capacities.subscribe(move |change| {
-            if decide::is_managed(change.object(), &manager) {
-                q.add(Subject::Everything);
+        let (q, owner) = (self.queue.clone(), self.options.owner.clone());
+        self.observer.capacities.subscribe(move |change| {
+            if decide::is_managed(change.object(), &owner) {
+                q.add(CapacityWorkItem::AllObjects);
             }
         });
         let publisher = self.clone();
-        self.observed.volumes.subscribe(move |change| {
+        self.observer.volumes.subscribe(move |change| {
             let volume = change.object();
-            let csi = migrate::csi_source(volume).ok().flatten();
-            let ours = csi.is_some_and(|csi| csi.driver == publisher.driver.name);
-            let came_or_went = matches!(change, Change::Applied { old: None, .. } | Change::Deleted(_));
-            if ours && came_or_went {
+            let csi = migrate::csi(volume).ok().flatten();
+            let is_ours = csi.is_some_and(|csi| csi.driver == publisher.driver.name);
+            let created_or_deleted = matches!(change, Change::Applied { old: None, .. } | Change::Deleted(_));
+            if is_ours && created_or_deleted {
                 let class = volume_class(volume);
-                let items = publisher.wanted().into_iter().filter(|item| item.class == class);
-                items.for_each(|item| publisher.queue.add_after(Subject::Item(item), SETTLING));
+                let keys = publisher.wanted().into_iter().filter(|key| key.class == class);
+                keys.for_each(|key| publisher.queue.add_after(CapacityWorkItem::Key(key), COALESCE_DELAY));
             }
         });
     }
 
-    async fn reconcile(self, subject: Subject) -> Result<Outcome, Failure> {
+    async fn reconcile(self, item: CapacityWorkItem) -> Result<Outcome, SidecarError> {
+        let owner = &self.options.owner;
         let wanted = self.wanted();
-        let existing = self.observed.capacities.all();
-        match subject {
-            Subject::Everything => {
-                for object in decide::surplus(&existing, &wanted, &self.options.manager) {
+        let existing = self.observer.capacities.all();
+        match item {
+            CapacityWorkItem::AllObjects => {
+                for object in decide::surplus(&existing, &wanted, owner) {
                     self.delete(&object).await?;
                 }
-                let missing = decide::missing(&existing, wanted, &self.options.manager);
-                missing.into_iter().for_each(|item| self.queue.add(Subject::Item(item)));
+                let missing = decide::missing(&existing, wanted, owner);
+                missing.into_iter().for_each(|key| self.queue.add(CapacityWorkItem::Key(key)));
                 Ok(Outcome::Done)
             }
-            Subject::Item(item) if wanted.contains(&item) => {
-                let manager = &self.options.manager;
-                let now = existing.iter().filter(|o| decide::is_managed(o, manager) && decide::item_of(o) == item);
-                let now =
-                    now.min_by(|a, b| a.metadata.name.cmp(&b.metadata.name)).filter(|o| !o.metadata.is_deleting());
-                let free = self.ask(&item).await?;
-                self.settle(decide::refreshed(&item, now.map(AsRef::as_ref), free, manager)).await?;
-                Ok(Outcome::RequeueAfter(self.options.poll))
+            CapacityWorkItem::Key(key) if wanted.contains(&key) => {
+                let current = decide::current(&existing, &key, owner);
+                let free = self.free_capacity(&key).await?;
+                self.apply(decide::publish(&key, current, free, owner)).await?;
+                Ok(Outcome::Again(self.options.poll_interval))
             }
-            Subject::Item(_) => Ok(Outcome::Done),
+            CapacityWorkItem::Key(_) => Ok(Outcome::Done),
         }
     }
 }
