@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cleat_api::claim::{claim_ref, is_reserved_for, volume_name};
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::{annotation, label};
+use cleat_api::well_known::{annotation, label};
 use cleat_api::{matching, pod};
 use cleat_controllers::schedule::decide::{DecisionOutcome, ScheduleDecision, SchedulerState};
 use cleat_testing::build;
@@ -352,7 +352,7 @@ impl Cluster {
                 let volume = &self.volumes[volume_name(claim).expect("a pod is bound only when its claims are")];
                 assert!(is_reserved_for(volume, claim), "the volume is the claim's");
                 if let Some(node) = self.nodes.get(node) {
-                    assert!(matching::reaches(volume, node), "the node reaches the volume");
+                    assert!(matching::is_accessible_from(volume, node), "the node reaches the volume");
                 }
                 handles
                     .entry(node)

@@ -74,7 +74,7 @@ impl AttachController {
         self.memory.add_pending_create(unique_name, &attachment);
         let created = match write::create(&self.context.client, &attachment).await {
             Ok(created) => Some(created),
-            Err(error) if error.already_exists() => write::live(&self.context.client, &key).await?.map(Arc::new),
+            Err(error) if error.already_exists() => write::get_live(&self.context.client, &key).await?.map(Arc::new),
             Err(error) => {
                 if error.is_refused() {
                     self.memory.remove_pending_create(unique_name, &attachment);
@@ -134,7 +134,7 @@ impl AttachController {
         let patch = serde_json::json!({ "status": { "volumesAttached": attached } });
         let key = Key::cluster(snapshot.name.clone());
         let written = write::merge::<Node>(&self.context.client, Part::Status, &key, &patch).await;
-        written.map(|node| self.observer.nodes.observe_write(node)).or_else(WriteError::absent_is_fine)?;
+        written.map(|node| self.observer.nodes.observe_write(node)).or_else(WriteError::ignore_not_found)?;
         info!(node = snapshot.name, attached = report.len(), "attached volumes reported");
         let before = snapshot.reported.as_deref().unwrap_or_default();
         let is_new = |volume: &&ReportedVolume| !before.iter().any(|before| before.unique_name == volume.unique_name);
@@ -151,7 +151,7 @@ impl AttachController {
     }
 
     async fn detach(&self, node: &str, detaches: &[Detach]) -> Result<(), WriteError> {
-        let live = write::live::<Node>(&self.context.client, &Key::cluster(node)).await?;
+        let live = write::get_live::<Node>(&self.context.client, &Key::cluster(node)).await?;
         let in_use = live.as_ref().map(volumes_in_use).unwrap_or_default();
         let reported = live.as_ref().map(reported_volumes).unwrap_or_default();
         try_join_all(detaches.iter().map(|detach| async {
@@ -195,7 +195,7 @@ impl AttachController {
         }
         let names = self.observer.attachment_names_on(node);
         for name in names.iter().filter(|name| self.memory.is_delete_uncertain(name)) {
-            if let Some(live) = write::live::<VolumeAttachment>(&self.context.client, &Key::cluster(name)).await? {
+            if let Some(live) = write::get_live::<VolumeAttachment>(&self.context.client, &Key::cluster(name)).await? {
                 self.memory.remove_uncertain_delete(name);
                 self.observer.attachments.observe_write(live);
             }

@@ -228,7 +228,7 @@ impl AttachController {
         for decision in decide::volume(&snapshot) {
             retry_times.extend(self.act_on_volume(&unique_name, decision).await?);
         }
-        Ok(retry_times.into_iter().min().map_or(Outcome::Done, Outcome::Again))
+        Ok(retry_times.into_iter().min().map_or(Outcome::Done, Outcome::RequeueAfter))
     }
 
     async fn reconcile_node(self, name: String) -> Result<Outcome, WriteError> {
@@ -242,6 +242,6 @@ impl AttachController {
         if pause >= MIN_NODE_PAUSE {
             tokio::time::sleep(pause).await;
         }
-        Ok(retry_after.map_or(Outcome::Done, Outcome::Again))
+        Ok(retry_after.map_or(Outcome::Done, Outcome::RequeueAfter))
     }
 }

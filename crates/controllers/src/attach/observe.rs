@@ -11,7 +11,7 @@ use std::time::Duration;
 use cleat_api::claim::{claim_ref, claim_ref_key, is_bound_pair, volume_name};
 use cleat_api::flex;
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::{annotation, taint};
+use cleat_api::well_known::{annotation, taint};
 use cleat_api::{access, condition, migrate, pod};
 use cleat_flex::Drivers;
 use cleat_runtime::{Cache, Caches, Change, Index};
@@ -55,7 +55,7 @@ impl AttachObserver {
             pods_by_node: pods.index(|p| pod::node_name(p).map(ToOwned::to_owned).into_iter().collect()),
             pods_by_inline_volume: pods
                 .index(|p| inline_volumes(p).into_iter().map(|(unique_name, _)| unique_name).collect()),
-            attachments_by_inline_volume: attachments.index(|a| flex::inline_unique(a).into_iter().collect()),
+            attachments_by_inline_volume: attachments.index(|a| flex::inline_unique_volume_name(a).into_iter().collect()),
             attachments_by_volume: attachments
                 .index(|a| a.spec.source.persistent_volume_name.clone().into_iter().collect()),
             attachments_by_node: attachments.index(|a| vec![a.spec.node_name.clone()]),
@@ -63,7 +63,7 @@ impl AttachObserver {
             volumes_by_unique_name: volumes.index(|v| unique_volume_name(v).into_iter().collect()),
             nodes: caches.nodes(),
             claims: caches.claims(),
-            drivers: caches.drivers(),
+            drivers: caches.csi_drivers(),
             flex,
             pods,
             attachments,
@@ -104,7 +104,7 @@ impl AttachObserver {
     pub(super) fn unique_name_of_attachment(&self, attachment: &VolumeAttachment) -> Option<String> {
         match attachment.spec.source.persistent_volume_name.as_deref() {
             Some(volume) => self.unique_name_of_volume(volume),
-            None => flex::inline_unique(attachment),
+            None => flex::inline_unique_volume_name(attachment),
         }
     }
 
@@ -186,7 +186,7 @@ impl AttachObserver {
         let (driver, handle) = flex::attacher_and_handle(unique_name)?;
         let allows_many_nodes = |v: &PersistentVolume| {
             // Migration can change the access modes; the driver gets the translated ones.
-            let modes = migrate::volume(v).ok().and_then(|v| v.spec.as_ref()?.access_modes.clone());
+            let modes = migrate::translate_volume(v).ok().and_then(|v| v.spec.as_ref()?.access_modes.clone());
             access::allows_many_nodes(&modes.unwrap_or_default())
         };
         let mut attachments = self.attachments_of(unique_name);
@@ -252,8 +252,8 @@ impl AttachObserver {
         if driver == flex::ATTACHER {
             let (driver, _) = flex::split_handle(handle).unwrap_or_default();
             return match self.flex.state(driver) {
-                cleat_flex::State::Ready(capabilities) if !capabilities.attach => AttachRequirement::NotRequired,
-                cleat_flex::State::Starting => AttachRequirement::Unknown,
+                cleat_flex::DriverState::Ready(capabilities) if !capabilities.attach => AttachRequirement::NotRequired,
+                cleat_flex::DriverState::Starting => AttachRequirement::Unknown,
                 _ => AttachRequirement::Required,
             };
         }

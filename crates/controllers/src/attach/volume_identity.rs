@@ -12,8 +12,8 @@ use super::decide::AttachmentSource;
 
 /// `None` for volumes that neither CSI nor FlexVolume drivers attach, and for those that migration cannot translate.
 pub(super) fn unique_volume_name(volume: &PersistentVolume) -> Option<String> {
-    let flex = FlexVolume::of_volume(volume, false).map(|flex| flex.unique());
-    flex.or_else(|| map_csi(volume, names::unique_volume))
+    let flex = FlexVolume::from_volume(volume, false).map(|flex| flex.unique_volume_name());
+    flex.or_else(|| map_csi(volume, names::unique_volume_name))
 }
 
 /// The attacher of the volume: the CSI driver, or one name for all FlexVolume drivers.
@@ -26,8 +26,8 @@ pub(super) fn driver_name(volume: &PersistentVolume) -> Option<String> {
 /// PersistentVolume is gone.
 pub(super) fn attachment_source(volume: &PersistentVolume, pod: &Pod, claim: &Key) -> AttachmentSource {
     let read_only = pod::claim_volumes(pod).iter().any(|v| v.claim == *claim && v.read_only);
-    match FlexVolume::of_volume(volume, read_only) {
-        Some(flex) => AttachmentSource::Inline(Box::new(flex.record())),
+    match FlexVolume::from_volume(volume, read_only) {
+        Some(flex) => AttachmentSource::Inline(Box::new(flex.to_inline_spec())),
         None => AttachmentSource::PersistentVolume(volume.metadata.name.clone().unwrap_or_default()),
     }
 }
@@ -37,10 +37,10 @@ pub(super) fn attachment_source(volume: &PersistentVolume, pod: &Pod, claim: &Ke
 pub(super) fn inline_volumes(pod: &Pod) -> Vec<(String, PersistentVolume)> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
-    let definitions = volumes.filter_map(|volume| match FlexVolume::of_pod(volume) {
-        Some(flex) => Some((flex.unique(), flex_as_persistent_volume(&flex))),
+    let definitions = volumes.filter_map(|volume| match FlexVolume::from_pod_volume(volume) {
+        Some(flex) => Some((flex.unique_volume_name(), flex_as_persistent_volume(&flex))),
         None => {
-            let translated = migrate::inline(volume, namespace).ok().flatten()?;
+            let translated = migrate::translate_inline_volume(volume, namespace).ok().flatten()?;
             Some((unique_volume_name(&translated)?, translated))
         }
     });
@@ -49,18 +49,18 @@ pub(super) fn inline_volumes(pod: &Pod) -> Vec<(String, PersistentVolume)> {
 
 fn flex_as_persistent_volume(flex: &FlexVolume) -> PersistentVolume {
     let metadata = ObjectMeta { name: Some(flex.volume.clone()), ..ObjectMeta::default() };
-    PersistentVolume { metadata, spec: Some(flex.record()), status: None }
+    PersistentVolume { metadata, spec: Some(flex.to_inline_spec()), status: None }
 }
 
 /// The device path that a FlexVolume driver returned. CSI drivers pass device paths in `publishContext` instead.
 pub(super) fn device_path(attachment: &VolumeAttachment) -> String {
-    let status = FlexVolume::of_attachment(attachment).and(attachment.status.as_ref());
+    let status = FlexVolume::from_attachment(attachment).and(attachment.status.as_ref());
     let metadata = status.and_then(|status| status.attachment_metadata.as_ref());
-    metadata.and_then(|metadata| metadata.get(flex::DEVICE).cloned()).unwrap_or_default()
+    metadata.and_then(|metadata| metadata.get(flex::DEVICE_PATH_KEY).cloned()).unwrap_or_default()
 }
 
 /// Calls `name` with the driver and the handle of a CSI volume or of a volume that migration translates to one.
 fn map_csi<T>(volume: &PersistentVolume, name: impl FnOnce(&str, &str) -> T) -> Option<T> {
-    let csi = migrate::csi(volume).ok().flatten()?;
+    let csi = migrate::csi_source(volume).ok().flatten()?;
     Some(name(&csi.driver, &csi.volume_handle))
 }

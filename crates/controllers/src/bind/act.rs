@@ -165,7 +165,7 @@ impl Binder {
         };
         if plan.mark_claim {
             let bound = edit::with_bound_status(Arc::unwrap_or_clone(claim), &volume);
-            let bound = condition::with_usage(bound, plan.in_use, self.context.clock.time());
+            let bound = condition::with_unused_condition(bound, plan.in_use, self.context.clock.time());
             self.write_claim(Part::Status, &bound).await?;
             info!(claim = %bound.name_any(), volume = %volume.name_any(), "claim bound");
         }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use cleat_api::claim::{capacity, claim_class, requested, volume_class};
+use cleat_api::claim::{capacity, claim_class, requested_storage, volume_class};
 use cleat_api::quantity::Quantity;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 
@@ -26,7 +26,7 @@ pub(super) struct AvailableVolumes {
 impl AvailableVolumes {
     /// Returns the volume that [`matching::find_best`] would choose among all volumes of the index.
     pub(super) fn find(&self, claim: &PersistentVolumeClaim) -> Option<Arc<PersistentVolume>> {
-        let wanted = requested(claim);
+        let wanted = requested_storage(claim);
         let by_mode_count = self.by_class.get(claim_class(claim).unwrap_or_default())?;
         // Volumes with the same number of modes may have different modes. Each set of modes is sorted by capacity, so
         // the search jumps from one set to the next and compares the best volume of each.
@@ -52,7 +52,7 @@ impl AvailableVolumes {
 
     pub(super) fn insert(&mut self, volume: Arc<PersistentVolume>) {
         let name = volume.metadata.name.clone().unwrap_or_default();
-        let modes: Vec<String> = cleat_api::matching::modes(&volume).into_iter().map(ToOwned::to_owned).collect();
+        let modes: Vec<String> = cleat_api::matching::access_modes(&volume).into_iter().map(ToOwned::to_owned).collect();
         let (class, mode_count) = (volume_class(&volume).to_owned(), modes.len());
         let key = (modes, capacity(&volume), name.clone());
         let volumes = self.by_class.entry(class.clone()).or_default().entry(mode_count).or_default();

@@ -6,7 +6,7 @@ use cleat_api::claim::{
     self, claim_class, claim_phase, is_reserved_for, volume_name, volume_phase, waits_for_consumer,
 };
 use cleat_api::key::Meta as _;
-use cleat_api::keys::{annotation, finalizer};
+use cleat_api::well_known::{annotation, finalizer};
 use cleat_api::migrate;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -240,7 +240,7 @@ fn search(snapshot: &ClaimSnapshot) -> ClaimBindDecision {
                 // The provisioner checks a data source before it holds the claim. The server refuses new finalizers on
                 // a claim that is being deleted.
                 hold: snapshot.provisioner_holds
-                    && !claim::has_source(&snapshot.claim)
+                    && !claim::has_data_source(&snapshot.claim)
                     && !snapshot.claim.metadata.is_deleting(),
             }
         }
@@ -354,7 +354,7 @@ pub fn volume(volume: &PersistentVolume, claim: &ReferencedClaim) -> VolumeBindD
         return VolumeBindDecision::UpdateMigration(migration);
     }
     let migrated_to = meta.annotation(annotation::PROVISIONED_BY).and_then(migrate::driver_of);
-    if let Some(driver) = migrated_to.filter(|_| meta.has_finalizer(finalizer::IN_TREE)) {
+    if let Some(driver) = migrated_to.filter(|_| meta.has_finalizer(finalizer::IN_TREE_PV_CONTROLLER)) {
         return VolumeBindDecision::UpdateMigration(MigrationAnnotation::Set(driver));
     }
     match claim {
@@ -364,7 +364,7 @@ pub fn volume(volume: &PersistentVolume, claim: &ReferencedClaim) -> VolumeBindD
             decision => decision,
         },
         ReferencedClaim::Exists(claim) => match volume_name(claim) {
-            None if claim::volume_mode(volume) != claim::claim_mode(claim) => {
+            None if claim::volume_mode(volume) != claim::claim_volume_mode(claim) => {
                 VolumeBindDecision::WrongMode(claim.clone())
             }
             None => VolumeBindDecision::LeaveToClaim,

@@ -24,14 +24,14 @@ pub(super) fn find_best<'a>(
     filter: CandidateFilter,
 ) -> Option<&'a Arc<PersistentVolume>> {
     let usable = |v: &&Arc<PersistentVolume>| {
-        is_half_bound(v, claim) || (matching::is_usable(v, claim) && matching::offers_modes(v, claim))
+        is_half_bound(v, claim) || (matching::is_usable(v, claim) && matching::supports_access_modes(v, claim))
     };
     let reserved = candidates.iter().filter(|v| is_reserved_for(v, claim)).filter(usable).min_by_key(|v| name(v));
     if reserved.is_some() || filter == CandidateFilter::ReservedOnly {
         return reserved;
     }
     let available = candidates.iter().filter(|v| satisfies(v, claim));
-    available.min_by_key(|v| (matching::modes(v).len(), claim::capacity(v), name(v)))
+    available.min_by_key(|v| (matching::access_modes(v).len(), claim::capacity(v), name(v)))
 }
 
 /// Returns true if a bind of this volume to the claim was interrupted after the volume became Bound. Such a bind is
@@ -44,7 +44,7 @@ fn is_half_bound(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bo
 
 /// Returns true if the volume is available and satisfies the claim.
 pub(super) fn satisfies(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
-    matching::is_usable(volume, claim) && matching::is_suitable(volume, claim)
+    matching::is_usable(volume, claim) && matching::is_available_for(volume, claim)
 }
 
 /// Returns the reason why a volume that the claim names cannot be bound to it; `None` if it can be bound.
@@ -52,15 +52,15 @@ pub(super) fn mismatch(volume: &PersistentVolume, claim: &PersistentVolumeClaim)
     let name = volume.metadata.name.as_deref().unwrap_or_default();
     let reason = if volume.metadata.is_deleting() {
         return Some(format!("the volume is marked for deletion {name:?}"));
-    } else if !matching::holds_enough(volume, claim) {
+    } else if !matching::has_capacity_for(volume, claim) {
         "requested PV is too small"
     } else if claim::volume_class(volume) != claim::claim_class(claim).unwrap_or_default() {
         "storageClassName does not match"
-    } else if matching::attributes_class(volume) != matching::wanted_attributes_class(claim) {
+    } else if matching::volume_attributes_class(volume) != matching::claim_attributes_class(claim) {
         "volumeAttributesClassName does not match"
-    } else if claim::volume_mode(volume) != claim::claim_mode(claim) {
+    } else if claim::volume_mode(volume) != claim::claim_volume_mode(claim) {
         "incompatible volumeMode"
-    } else if !matching::offers_modes(volume, claim) {
+    } else if !matching::supports_access_modes(volume, claim) {
         "incompatible accessMode"
     } else {
         return None;

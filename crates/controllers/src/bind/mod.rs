@@ -125,7 +125,7 @@ fn subscribe(observer: &BindObserver, reservations: &VolumeReservations, queue: 
     let (q, observed) = (queue.clone(), observer.clone());
     observer.classes.subscribe(move |_| {
         for claim in observed.unbound_claims() {
-            q.add_later(BindKey::Claim(Key::of(&claim.metadata)));
+            q.add_low_priority(BindKey::Claim(Key::of(&claim.metadata)));
         }
     });
 }
@@ -137,7 +137,7 @@ impl Binder {
             BindKey::Volume(name) => self.reconcile_volume(&name).await?,
             BindKey::Class(class) => {
                 for claim in self.observer.pending_of_class(&class) {
-                    self.queue.add_later(BindKey::Claim((*claim).clone()));
+                    self.queue.add_low_priority(BindKey::Claim((*claim).clone()));
                 }
             }
         }
@@ -162,7 +162,7 @@ impl Binder {
         let mut decision = decide::claim(&snapshot);
         // The cache of volumes may be behind the cache of claims.
         if let (ClaimBindDecision::Lose(_), Some(name)) = (&decision, claim::volume_name(&snapshot.claim)) {
-            let named = write::live(&self.context.client, &Key::cluster(name)).await?.map(Arc::new);
+            let named = write::get_live(&self.context.client, &Key::cluster(name)).await?.map(Arc::new);
             decision = decide::claim(&ClaimSnapshot { named, ..snapshot.clone() });
         }
         self.apply_to_claim(&snapshot.claim, decision).await

@@ -69,7 +69,7 @@ impl BindObserver {
         let unscheduled = users.iter().filter(|p| pod::node_name(p).is_none());
         let mut consumers: Vec<String> = unscheduled.filter_map(|p| p.metadata.name.clone()).collect();
         consumers.sort();
-        let in_use = users.iter().any(|p| pod::uses(p, &claim));
+        let in_use = users.iter().any(|p| pod::uses_claim(p, &claim));
         ClaimSnapshot { named, candidates, default_class, consumers, in_use, ..self.claim_with_class(claim) }
     }
 
@@ -183,7 +183,7 @@ impl Binder {
     pub(super) async fn live_referenced_claim(&self, volume: &PersistentVolume) -> Result<ReferencedClaim, WriteError> {
         let cached = self.observer.referenced_claim(volume);
         let (ReferencedClaim::Gone, Some((key, uid))) = (&cached, claim_identity(volume)) else { return Ok(cached) };
-        let live = write::live::<PersistentVolumeClaim>(&self.context.client, &key).await?;
+        let live = write::get_live::<PersistentVolumeClaim>(&self.context.client, &key).await?;
         Ok(match live.filter(|c| c.metadata.uid() == uid) {
             Some(claim) => ReferencedClaim::Exists(Arc::new(claim)),
             None => ReferencedClaim::Gone,

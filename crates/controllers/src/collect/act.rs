@@ -45,7 +45,7 @@ pub(super) fn request_failed(step: &'static str, target: impl ToString) -> impl 
 }
 
 /// Accepts 404, for steps that have reached their goal if the object does not exist.
-fn absent_is_fine<T>(result: Result<T, kube::Error>) -> Result<(), kube::Error> {
+fn ignore_not_found<T>(result: Result<T, kube::Error>) -> Result<(), kube::Error> {
     match result {
         Err(error) if status_code(&error) != Some(404) => Err(error),
         _ => Ok(()),
@@ -67,7 +67,7 @@ impl Collector {
             ..DeleteParams::default()
         };
         let api = object.kind.api(self.context.client.kube(), object.key.namespace.as_deref());
-        absent_is_fine(api.delete(&object.key.name, &params).await).map_err(request_failed("delete", &object.key))
+        ignore_not_found(api.delete(&object.key.name, &params).await).map_err(request_failed("delete", &object.key))
     }
 
     /// Removes the references to these owners, by uid, from the current version of the object.
@@ -85,7 +85,7 @@ impl Collector {
         let version = current.metadata.resource_version;
         let patch = json!({ "metadata": { "resourceVersion": version, "uid": object.uid, "ownerReferences": left } });
         let patched = api.patch_metadata(&object.key.name, &PatchParams::default(), &Patch::Merge(&patch)).await;
-        absent_is_fine(patched).map_err(request_failed("remove owners", &object.key))
+        ignore_not_found(patched).map_err(request_failed("remove owners", &object.key))
     }
 
     /// Removes the references of the dependents before the finalizer: without the finalizer the object disappears, and
@@ -112,7 +112,7 @@ impl Collector {
         let version = current.metadata.resource_version;
         let patch = json!({ "metadata": { "resourceVersion": version, "uid": object.uid, "finalizers": left } });
         let patched = api.patch_metadata(&object.key.name, &PatchParams::default(), &Patch::Merge(&patch)).await;
-        absent_is_fine(patched).map_err(request_failed("remove finalizer", &object.key))
+        ignore_not_found(patched).map_err(request_failed("remove finalizer", &object.key))
     }
 
     pub(super) fn namespaces(&self) -> Api<NamespaceObject> {
@@ -126,14 +126,14 @@ impl Collector {
             let api = kind.api(self.context.client.kube(), Some(name));
             if kind.deletes_collections {
                 let deleted = api.delete_collection(&params, &ListParams::default()).await;
-                absent_is_fine(deleted).map_err(request_failed("delete all", kind.name()))?;
+                ignore_not_found(deleted).map_err(request_failed("delete all", kind.name()))?;
                 continue;
             }
             let listed =
                 api.list_metadata(&ListParams::default()).await.map_err(request_failed("list", kind.name()))?;
             for object in listed {
                 let object_name = object.metadata.name.unwrap_or_default();
-                absent_is_fine(api.delete(&object_name, &params).await)
+                ignore_not_found(api.delete(&object_name, &params).await)
                     .map_err(request_failed("delete", object_name))?;
             }
         }
@@ -162,7 +162,7 @@ impl Collector {
             .collect();
         let patch = Patch::Merge(json!({ "status": { "conditions": new } }));
         let patched = api.patch_status(name, &PatchParams::default(), &patch).await;
-        absent_is_fine(patched).map_err(request_failed("report on namespace", name))
+        ignore_not_found(patched).map_err(request_failed("report on namespace", name))
     }
 
     /// Removes the finalizer that stands for the content of the namespace.
@@ -174,7 +174,7 @@ impl Collector {
             finalizers.retain(|f| f != NAMESPACE_FINALIZER);
         }
         let replaced = api.replace_subresource("finalize", name, &PostParams::default(), &current).await;
-        absent_is_fine(replaced).map_err(request_failed("finalize namespace", name))?;
+        ignore_not_found(replaced).map_err(request_failed("finalize namespace", name))?;
         info!(namespace = name, "namespace is empty, finalized");
         // A create that the server admitted before the deletion may have been stored after the last list.
         let kinds: Vec<String> = self.graph.kinds().iter().filter(|k| k.namespaced).map(|k| k.name()).collect();

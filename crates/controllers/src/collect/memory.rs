@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use cleat_api::Key;
 use cleat_runtime::Queue;
-use cleat_runtime::follow::{self, Metadata};
+use cleat_runtime::metadata_watch::PartialObjectMetadata;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{ApiResource, DynamicObject};
 use kube::{Api, Client};
@@ -136,15 +136,15 @@ impl StoredObject {
     }
 }
 
-fn are_same_owners(stored: &[OwnerReference], observed: &[follow::Owner<'_>]) -> bool {
-    let is_same = |(a, b): (&OwnerReference, &follow::Owner<'_>)| {
+fn are_same_owners(stored: &[OwnerReference], observed: &[metadata_watch::Owner<'_>]) -> bool {
+    let is_same = |(a, b): (&OwnerReference, &metadata_watch::Owner<'_>)| {
         (&*a.uid, &*a.name, &*a.kind, &*a.api_version) == (&*b.uid, &*b.name, &*b.kind, &*b.api_version)
             && a.block_owner_deletion == b.block_owner_deletion
     };
     stored.len() == observed.len() && stored.iter().zip(observed).all(is_same)
 }
 
-fn owner_reference(owner: &follow::Owner<'_>) -> OwnerReference {
+fn owner_reference(owner: &metadata_watch::Owner<'_>) -> OwnerReference {
     OwnerReference {
         api_version: owner.api_version.to_string(),
         kind: owner.kind.to_string(),
@@ -277,7 +277,7 @@ impl OwnershipGraph {
     }
 
     /// Stores the object and queues what the change concerns.
-    pub(super) fn insert(&self, kind: &Arc<ResourceKind>, meta: &Metadata<'_>) -> Uid {
+    pub(super) fn insert(&self, kind: &Arc<ResourceKind>, meta: &PartialObjectMetadata<'_>) -> Uid {
         let uid = Uid::parse(meta.uid.as_deref().unwrap_or_default());
         let deletion = DeletionState {
             deleting: meta.is_deleting(),

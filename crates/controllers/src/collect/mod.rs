@@ -101,7 +101,7 @@ impl Collector {
                 let knows_owners = self.graph.get(&uid).is_none_or(|object| self.graph.contains_owners_of(&object));
                 return Ok(match knows_owners {
                     true => Outcome::Done,
-                    false => Outcome::Again(UNKNOWN_OWNER_RECHECK_INTERVAL),
+                    false => Outcome::RequeueAfter(UNKNOWN_OWNER_RECHECK_INTERVAL),
                 });
             }
             CollectionKey::Namespace(name) => self.reconcile_namespace(&name).await?,

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use cleat_api::key::Meta as _;
-use cleat_runtime::follow::{self, Follower, Metadata};
+use cleat_runtime::metadata_watch::{self, MetadataHandler, PartialObjectMetadata};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{DynamicObject, ListParams};
 use kube::discovery::{Discovery, Scope, verbs};
@@ -52,7 +52,7 @@ pub(super) fn watch_kinds(
         let path = DynamicObject::url_path(&kind.resource, None);
         let mut watch = KindWatch { graph, kind, rediscover, listed: HashSet::new(), first_list: true };
         tokio::spawn(async move {
-            stop.run_until_cancelled(follow::follow(&client, &path, &mut watch)).await;
+            stop.run_until_cancelled(metadata_watch::watch_metadata(&client, &path, &mut watch)).await;
         });
     }
 }
@@ -88,12 +88,12 @@ impl Drop for KindWatch {
     }
 }
 
-impl Follower for KindWatch {
-    fn begun(&mut self) {
+impl MetadataHandler for KindWatch {
+    fn list_started(&mut self) {
         self.listed.clear();
     }
 
-    fn listed(&mut self, object: Metadata<'_>) {
+    fn listed(&mut self, object: PartialObjectMetadata<'_>) {
         let uid = self.graph.insert(&self.kind, &object);
         // Changes of its owners and dependents may have been missed while there was no watch.
         if !object.owners().is_empty() || object.is_deleting() {
@@ -102,19 +102,19 @@ impl Follower for KindWatch {
         self.listed.insert(uid);
     }
 
-    fn complete(&mut self) {
+    fn list_completed(&mut self) {
         self.graph.retain_listed(&self.kind, &std::mem::take(&mut self.listed));
         self.finish_first_list();
         // A definition may have been created between discovery and this list.
         self.rediscover_if_definition();
     }
 
-    fn applied(&mut self, object: Metadata<'_>) {
+    fn applied(&mut self, object: PartialObjectMetadata<'_>) {
         self.graph.insert(&self.kind, &object);
         self.rediscover_if_definition();
     }
 
-    fn deleted(&mut self, object: Metadata<'_>) {
+    fn deleted(&mut self, object: PartialObjectMetadata<'_>) {
         self.graph.remove(&Uid::parse(object.uid.as_deref().unwrap_or_default()));
         self.rediscover_if_definition();
     }

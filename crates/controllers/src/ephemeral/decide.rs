@@ -47,7 +47,7 @@ pub fn pod(snapshot: &EphemeralPodSnapshot) -> Vec<EphemeralClaimDecision> {
 fn decide_volume(pod: &Pod, volume: &EphemeralVolume) -> Option<EphemeralClaimDecision> {
     let name = volume.name.clone();
     match &volume.existing {
-        Some(claim) if pod::owns(pod, claim) => None,
+        Some(claim) if pod::owns_claim(pod, claim) => None,
         Some(_) => Some(EphemeralClaimDecision::Refuse { volume: name, claim: volume.claim.clone() }),
         None => {
             let claim = Box::new(build_claim(pod, &volume.name, &volume.claim)?);

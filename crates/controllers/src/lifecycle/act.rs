@@ -51,11 +51,11 @@ impl LifecycleController {
             }
             LifecyclePodDecision::DeleteOutOfService => {
                 info!(pod = %key, node, "deleting pod of an out-of-service node");
-                write::delete_at_once(&self.context.client, pod).await?;
+                write::delete_immediately(&self.context.client, pod).await?;
             }
             LifecyclePodDecision::DeleteOrphaned => {
                 info!(pod = %key, node, "deleting pod of a missing node");
-                write::delete_at_once(&self.context.client, pod).await?;
+                write::delete_immediately(&self.context.client, pod).await?;
             }
         }
         Ok(())
@@ -74,7 +74,7 @@ impl LifecycleController {
             "status": { "conditions": conditions },
         });
         let written = write::merge::<Pod>(&self.context.client, Part::Status, &key, &patch).await;
-        written.map(|pod| self.observer.pods.observe_write(pod)).or_else(WriteError::absent_is_fine)?;
+        written.map(|pod| self.observer.pods.observe_write(pod)).or_else(WriteError::ignore_not_found)?;
         info!(pod = %key, node, "pod marked not ready, its node is not ready");
         self.recorder.warning(pod, "NodeNotReady", "Node is not ready".to_owned());
         Ok(())

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cleat_api::condition::{node_is_ready, node_ready, pod_condition};
 use cleat_api::key::Meta as _;
-use cleat_api::keys::taint;
+use cleat_api::well_known::taint;
 use cleat_api::toleration::tolerates;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Pod, Taint, Toleration};

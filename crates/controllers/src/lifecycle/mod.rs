@@ -145,5 +145,5 @@ fn changes_existence_or_taints(change: &Change<Node>) -> bool {
 }
 
 fn recheck(now: Timestamp, at: Timestamp) -> Outcome {
-    Outcome::Again(Duration::try_from(at.duration_since(now)).unwrap_or_default())
+    Outcome::RequeueAfter(Duration::try_from(at.duration_since(now)).unwrap_or_default())
 }

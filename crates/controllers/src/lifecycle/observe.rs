@@ -52,6 +52,6 @@ impl LifecycleObserver {
 impl LifecycleController {
     /// Reads the Node live.
     pub(super) async fn node_exists(&self, name: &str) -> Result<bool, WriteError> {
-        Ok(write::live::<Node>(&self.context.client, &Key::cluster(name)).await?.is_some())
+        Ok(write::get_live::<Node>(&self.context.client, &Key::cluster(name)).await?.is_some())
     }
 }

@@ -2,7 +2,7 @@
 
 use cleat_api::condition;
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::finalizer;
+use cleat_api::well_known::finalizer;
 use cleat_runtime::write::{self, Part, WriteError};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
@@ -22,7 +22,7 @@ impl Protector {
             return Ok(());
         };
         let written = write::set_finalizers(&self.context.client, claim, &finalizers).await;
-        written.map(drop).or_else(WriteError::absent_is_fine)
+        written.map(drop).or_else(WriteError::ignore_not_found)
     }
 
     pub(super) async fn apply_to_volume(
@@ -34,7 +34,7 @@ impl Protector {
             return Ok(());
         };
         let written = write::set_finalizers(&self.context.client, volume, &finalizers).await;
-        written.map(drop).or_else(WriteError::absent_is_fine)
+        written.map(drop).or_else(WriteError::ignore_not_found)
     }
 
     pub(super) async fn apply_to_attributes_class(
@@ -46,18 +46,18 @@ impl Protector {
             return Ok(());
         };
         let written = write::set_finalizers(&self.context.client, class, &finalizers).await;
-        written.map(drop).or_else(WriteError::absent_is_fine)
+        written.map(drop).or_else(WriteError::ignore_not_found)
     }
 
     /// Writes the claim's condition `Unused`.
     pub(super) async fn report_usage(&self, claim: &PersistentVolumeClaim, in_use: bool) -> Result<(), WriteError> {
-        let reported = condition::with_usage(claim.clone(), in_use, self.context.clock.time());
+        let reported = condition::with_unused_condition(claim.clone(), in_use, self.context.clock.time());
         match write::replace(&self.context.client, Part::Status, &reported).await {
             Ok(written) => {
                 self.observer.claims.observe_write(written);
                 Ok(())
             }
-            Err(error) => error.absent_is_fine(),
+            Err(error) => error.ignore_not_found(),
         }
     }
 }

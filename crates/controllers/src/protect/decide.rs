@@ -4,7 +4,7 @@ use std::borrow::Borrow;
 
 use cleat_api::claim::{claim_phase, volume_phase};
 use cleat_api::key::Meta as _;
-use cleat_api::keys::finalizer;
+use cleat_api::well_known::finalizer;
 use cleat_api::{condition, pod};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
@@ -49,8 +49,8 @@ fn find_user<P: Borrow<Pod>>(claim: &PersistentVolumeClaim, pods: &[P]) -> Optio
         let pod: &Pod = (*pod).borrow();
         // With foreground deletion, a terminated pod waits for the claim that it owns. If the claim waited for the pod,
         // neither would be deleted.
-        let is_owner_waiting = is_shut_down(pod) && pod::owns(pod, claim);
-        pod::node_name(pod).is_some() && pod::uses(pod, claim) && !is_owner_waiting
+        let is_owner_waiting = is_shut_down(pod) && pod::owns_claim(pod, claim);
+        pod::node_name(pod).is_some() && pod::uses_claim(pod, claim) && !is_owner_waiting
     };
     let user: &Pod = pods.iter().find(uses)?.borrow();
     user.metadata.name.clone()
@@ -67,7 +67,7 @@ pub fn usage_update<P: Borrow<Pod>>(claim: &PersistentVolumeClaim, pods: &[P]) -
     if claim_phase(claim) != "Bound" || claim.metadata.is_deleting() {
         return None;
     }
-    let in_use = pods.iter().map(Borrow::borrow).any(|pod| !pod::is_terminated(pod) && pod::uses(pod, claim));
+    let in_use = pods.iter().map(Borrow::borrow).any(|pod| !pod::is_terminated(pod) && pod::uses_claim(pod, claim));
     (condition::claim_in_use(claim) != Some(in_use)).then_some(in_use)
 }
 
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn a_bound_claim_reports_whether_pods_use_it() {
         let (bound, _) = build::bound(build::claim("ns", "c", None, "1Gi"), build::volume("v", "", "1Gi"));
-        let reported = |in_use| condition::with_usage(bound.clone(), in_use, build::time(1));
+        let reported = |in_use| condition::with_unused_condition(bound.clone(), in_use, build::time(1));
         let mut deleting = bound.clone();
         deleting.metadata.deletion_timestamp = Some(build::time(9));
         let waiting = || build::pod("ns", "p", "", &["c"]);
@@ -233,9 +233,9 @@ mod tests {
         let since = |claim: &PersistentVolumeClaim| {
             claim.status.as_ref().unwrap().conditions.as_ref().unwrap()[0].last_transition_time.clone()
         };
-        let again = condition::with_usage(reported(true), true, build::time(7));
+        let again = condition::with_unused_condition(reported(true), true, build::time(7));
         assert_eq!(since(&again), Some(build::time(1)), "an unchanged status keeps its transition time");
-        assert_eq!(since(&condition::with_usage(again, false, build::time(7))), Some(build::time(7)));
+        assert_eq!(since(&condition::with_unused_condition(again, false, build::time(7))), Some(build::time(7)));
     }
 
     #[test]

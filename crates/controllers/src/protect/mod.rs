@@ -119,7 +119,7 @@ impl Protector {
         if decision == ProtectionDecision::RemoveFinalizer {
             decision = decide::claim(&claim, &self.live_pods(&claim).await?);
             if let ProtectionDecision::Keep(_) = decision {
-                outcome = Outcome::Again(UNCACHED_POD_RECHECK_INTERVAL);
+                outcome = Outcome::RequeueAfter(UNCACHED_POD_RECHECK_INTERVAL);
             }
         }
         self.apply_to_claim(&claim, decision).await?;

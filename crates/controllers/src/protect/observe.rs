@@ -57,7 +57,7 @@ impl Protector {
     pub(super) async fn live_claims_and_volumes(
         &self,
     ) -> Result<(Vec<PersistentVolumeClaim>, Vec<PersistentVolume>), WriteError> {
-        let claims = write::list_everywhere(&self.context.client).await?;
+        let claims = write::list_all_namespaces(&self.context.client).await?;
         let volumes = write::list_live(&self.context.client, None).await?;
         Ok((claims, volumes))
     }

@@ -64,7 +64,7 @@ impl DecisionWriter {
 
     async fn bind(&self, pod: &Pod, node: &str) -> Result<(), WriteError> {
         let key = Key::of(&pod.metadata);
-        write::bind_pod(&self.context.client, pod, node).await.or_else(WriteError::absent_is_fine)?;
+        write::bind_pod(&self.context.client, pod, node).await.or_else(WriteError::ignore_not_found)?;
         cleat_crash::point("schedule:pod-bound");
         info!(pod = %key, node, "pod bound to node");
         self.recorder.normal(pod, "Scheduled", format!("Successfully assigned {key} to {node}"));
@@ -87,6 +87,6 @@ impl DecisionWriter {
         });
         let key = Key::of(&pod.metadata);
         let written = write::merge::<Pod>(&self.context.client, Part::Status, &key, &patch).await;
-        written.map(|pod| self.observer.pods.observe_write(pod)).or_else(WriteError::absent_is_fine)
+        written.map(|pod| self.observer.pods.observe_write(pod)).or_else(WriteError::ignore_not_found)
     }
 }

@@ -52,7 +52,7 @@ impl ScheduleObserver {
             claims: caches.claims(),
             volumes: caches.volumes(),
             classes: caches.classes(),
-            drivers: caches.drivers(),
+            drivers: caches.csi_drivers(),
             csi_nodes: caches.csi_nodes(),
             capacities: caches.capacities(),
             attachments: caches.attachments(),

@@ -60,7 +60,7 @@ async fn a_deleted_node_keeps_volumes_in_use_and_loses_the_others() {
     let idle = rig.attachment_name("idle", "n1");
     rig.wait_attachment(&idle).await;
     rig.confirm(&idle).await;
-    rig.wait_reported("n1", &[&unique_name, &names::unique_volume(DRIVER, "used")]).await;
+    rig.wait_reported("n1", &[&unique_name, &names::unique_volume_name(DRIVER, "used")]).await;
     rig.cluster::<Node>().delete("n1", &DeleteParams::default()).await.unwrap();
     rig.wait_deleted(&idle).await;
     rig.wait_attachment(&used).await;

@@ -65,7 +65,7 @@ async fn flex_volumes_are_attached_to_one_node_and_the_node_reports_the_device()
     let attachment = rig.flex_attachment_name("v", "n1");
     let created = rig.wait_attachment(&attachment).await;
     assert_eq!(created.spec.attacher, "flexvolume.cleat.dev");
-    let recorded = FlexVolume::of_attachment(&created).unwrap();
+    let recorded = FlexVolume::from_attachment(&created).unwrap();
     assert_eq!((recorded.driver.as_str(), recorded.volume.as_str(), recorded.read_only), (FLEX, "v", true));
     assert_eq!(recorded.options["lun"], "7");
     rig.confirm_device(&attachment, "/dev/a").await;
@@ -155,7 +155,7 @@ async fn while_a_flex_driver_starts_its_volumes_are_neither_attached_nor_detache
     rig.pod("q", "n1", claim_source("new")).await;
     // An attachment from before the restart.
     let volume = rig.cluster::<PersistentVolume>().get("old").await.unwrap();
-    let recorded = FlexVolume::of_volume(&volume, false).unwrap().record();
+    let recorded = FlexVolume::from_volume(&volume, false).unwrap().record();
     let old = rig.flex_attachment_name("old", "n1");
     let spec = json!({ "attacher": ATTACHER, "nodeName": "n1", "source": { "inlineVolumeSpec": recorded } });
     create(&rig.cluster::<VolumeAttachment>(), json!({ "metadata": { "name": old }, "spec": spec })).await;

@@ -107,7 +107,7 @@ impl Rig {
     /// Creates a volume and a claim that are bound to each other. Returns the unique volume name.
     pub(crate) async fn volume(&self, name: &str, modes: &[&str]) -> String {
         self.volume_of(name, modes, json!({ "csi": { "driver": DRIVER, "volumeHandle": name } })).await;
-        names::unique_volume(DRIVER, name)
+        names::unique_volume_name(DRIVER, name)
     }
 
     pub(crate) async fn volume_of(&self, name: &str, modes: &[&str], source: Value) {

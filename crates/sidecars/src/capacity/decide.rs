@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cleat_api::claim::waits_for_consumer;
 use cleat_api::key::Meta as _;
-use cleat_api::keys::label;
+use cleat_api::well_known::label;
 use cleat_api::names::sha256_hex;
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;

@@ -123,7 +123,7 @@ impl CapacityPublisher {
         let publisher = self.clone();
         self.observer.volumes.subscribe(move |change| {
             let volume = change.object();
-            let csi = migrate::csi(volume).ok().flatten();
+            let csi = migrate::csi_source(volume).ok().flatten();
             let is_ours = csi.is_some_and(|csi| csi.driver == publisher.driver.name);
             let created_or_deleted = matches!(change, Change::Applied { old: None, .. } | Change::Deleted(_));
             if is_ours && created_or_deleted {
@@ -151,7 +151,7 @@ impl CapacityPublisher {
                 let current = decide::current(&existing, &key, owner);
                 let free = self.free_capacity(&key).await?;
                 self.apply(decide::publish(&key, current, free, owner)).await?;
-                Ok(Outcome::Again(self.options.poll_interval))
+                Ok(Outcome::RequeueAfter(self.options.poll_interval))
             }
             CapacityWorkItem::Key(_) => Ok(Outcome::Done),
         }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::annotation;
+use cleat_api::well_known::annotation;
 use cleat_api::names;
 use cleat_runtime::Outcome;
 use cleat_runtime::write::{self, Part, WriteError};
@@ -105,14 +105,14 @@ impl CsiAttacher {
         cleat_crash::point("publish:unpublished");
         let finalizers = attachment.metadata.finalizers_without(&names::attacher_finalizer(&self.driver.name));
         let updated = write::set_finalizers(&self.context.client, attachment, &finalizers).await;
-        updated.map(drop).or_else(WriteError::absent_is_fine)?;
+        updated.map(drop).or_else(WriteError::ignore_not_found)?;
         cleat_crash::point("publish:let-go");
         info!(attachment = attachment.metadata.name, node = attachment.spec.node_name, "volume unpublished");
         if !finalizers.is_empty() {
             // Other finalizers keep the attachment: its readers must see that the volume is detached.
             let patch = json!({ "status": { "attached": false, "attachmentMetadata": null, "detachError": null } });
             let status = self.patch(attachment, Part::Status, &patch).await;
-            status.map(drop).or_else(WriteError::absent_is_fine)?;
+            status.map(drop).or_else(WriteError::ignore_not_found)?;
         }
         Ok(())
     }
@@ -131,7 +131,7 @@ impl CsiAttacher {
         let attached = attachment.status.as_ref().is_some_and(|s| s.attached);
         let patch = json!({ "status": { "attached": attached, field: details } });
         let written = self.patch(attachment, Part::Status, &patch).await;
-        written.map(drop).or_else(WriteError::absent_is_fine)
+        written.map(drop).or_else(WriteError::ignore_not_found)
     }
 
     async fn patch(
@@ -146,7 +146,7 @@ impl CsiAttacher {
     async fn secrets(&self, reference: &SecretReference) -> Result<HashMap<String, String>, SidecarError> {
         let namespace = reference.namespace.clone().unwrap_or_default();
         let key = Key::namespaced(namespace, reference.name.clone().unwrap_or_default());
-        let secret = write::live::<Secret>(&self.context.client, &key).await?;
+        let secret = write::get_live::<Secret>(&self.context.client, &key).await?;
         let secret = secret.ok_or_else(|| SidecarError::Refused(format!("secret {key} not found")))?;
         let data = secret.data.into_iter().flatten();
         Ok(data.map(|(key, value)| (key, String::from_utf8_lossy(&value.0).into_owned())).collect())
@@ -163,7 +163,7 @@ impl CsiAttacher {
             VolumeFinalizerDecision::Remove => {
                 let finalizers = volume.metadata.finalizers_without(&names::attacher_finalizer(&self.driver.name));
                 let updated = write::set_finalizers(&self.context.client, volume, &finalizers).await;
-                updated.map(drop).or_else(WriteError::absent_is_fine)?;
+                updated.map(drop).or_else(WriteError::ignore_not_found)?;
                 cleat_crash::point("publish:volume-let-go");
             }
         }

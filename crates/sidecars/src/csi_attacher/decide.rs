@@ -3,10 +3,10 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use cleat_api::access::{self, SingleNodeModes};
+use cleat_api::access::{self, MultiWriterSupport};
 use cleat_api::claim::{self, BLOCK};
 use cleat_api::key::Meta as _;
-use cleat_api::keys::annotation;
+use cleat_api::well_known::annotation;
 use cleat_api::{migrate, names};
 use cleat_csi::v1::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use cleat_csi::v1::{ControllerPublishVolumeRequest, ControllerUnpublishVolumeRequest, VolumeCapability};
@@ -103,7 +103,7 @@ fn target(snapshot: &AttachmentSnapshot) -> Result<TargetVolume<'_>, String> {
     let target = match (&source.persistent_volume_name, &source.inline_volume_spec) {
         (Some(name), _) => {
             let stored = snapshot.volume.as_ref().ok_or_else(|| format!("persistentvolume {name:?} not found"))?;
-            TargetVolume { stored: Some(stored), volume: migrate::volume(stored).map_err(|error| error.to_string())? }
+            TargetVolume { stored: Some(stored), volume: migrate::translate_volume(stored).map_err(|error| error.to_string())? }
         }
         (None, Some(spec)) => {
             let volume = PersistentVolume { metadata: ObjectMeta::default(), spec: Some(spec.clone()), status: None };
@@ -123,7 +123,7 @@ pub fn listed_handle(snapshot: &AttachmentSnapshot) -> Option<String> {
     let target = target(snapshot).ok()?;
     let handle = &target.csi()?.volume_handle;
     let node_id = node_id(snapshot)?;
-    let migrated = target.stored.is_none_or(|stored| matches!(migrate::volume(stored), Ok(Cow::Owned(_))));
+    let migrated = target.stored.is_none_or(|stored| matches!(migrate::translate_volume(stored), Ok(Cow::Owned(_))));
     if !migrated {
         return Some(handle.clone());
     }
@@ -175,11 +175,11 @@ fn capability(
     let spec = volume.spec.as_ref();
     let modes = spec.and_then(|s| s.access_modes.clone()).unwrap_or_default();
     let single = if snapshot.capabilities.single_node_multi_writer {
-        SingleNodeModes::Distinguished
+        MultiWriterSupport::Supported
     } else {
-        SingleNodeModes::One
+        MultiWriterSupport::Unsupported
     };
-    let mode = access::reduced(&modes, single).map_err(|e| e.to_string())?;
+    let mode = access::combine_to_csi_mode(&modes, single).map_err(|e| e.to_string())?;
     let access_type = if claim::volume_mode(volume) == BLOCK {
         AccessType::Block(BlockVolume {})
     } else {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cleat_api::claim::claim_class;
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::{annotation, finalizer};
+use cleat_api::well_known::{annotation, finalizer};
 use cleat_csi::CallError;
 use cleat_runtime::Outcome;
 use cleat_runtime::write::{self, Part, WriteError};
@@ -41,7 +41,7 @@ impl Provisioner {
                 self.recorder.warning(claim, "ProvisioningFailed", message);
                 Outcome::Done
             }
-            WaitReason::Infeasible(left) | WaitReason::ForOtherNodes(Some(left)) => Outcome::Again(*left),
+            WaitReason::Infeasible(left) | WaitReason::ForOtherNodes(Some(left)) => Outcome::RequeueAfter(*left),
             WaitReason::ForOtherNodes(None) => self.retry_competition(snapshot),
         }
     }
@@ -165,7 +165,7 @@ impl Provisioner {
                 self.calls.forget(uid);
                 self.remove_current_claim_finalizer(claim).await?;
                 let class = snapshot.class.as_ref().map(|class| class.metadata.uid()).unwrap_or_default();
-                Ok(Outcome::Again(self.calls.delay_infeasible(uid, class)))
+                Ok(Outcome::RequeueAfter(self.calls.delay_infeasible(uid, class)))
             }
         }
     }
@@ -187,14 +187,14 @@ impl Provisioner {
             }
             // Another provisioner took the claim, or it changed in another way: the watch brings the new version.
             Err(error) if error.is_conflict() => Ok(self.retry_competition(snapshot)),
-            Err(error) => Ok(error.absent_is_fine().map(|()| Outcome::Done)?),
+            Err(error) => Ok(error.ignore_not_found().map(|()| Outcome::Done)?),
         }
     }
 
     /// Schedules the next attempt to take the claim.
     pub(super) fn retry_competition(&self, snapshot: &ClaimSnapshot) -> Outcome {
         match &self.options.node_deployment {
-            Some(options) => Outcome::Again(self.calls.schedule_attempt(snapshot.claim.metadata.uid(), options)),
+            Some(options) => Outcome::RequeueAfter(self.calls.schedule_attempt(snapshot.claim.metadata.uid(), options)),
             None => Outcome::Done,
         }
     }

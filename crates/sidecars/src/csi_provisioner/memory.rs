@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cleat_api::key::Meta as _;
-use cleat_api::keys::finalizer;
+use cleat_api::well_known::finalizer;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use parking_lot::Mutex;
 use tokio::time::Instant;

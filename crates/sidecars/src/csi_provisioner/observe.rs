@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use cleat_api::Key;
-use cleat_api::claim::{claim_class, requested, volume_class, volume_name};
+use cleat_api::claim::{claim_class, requested_storage, volume_class, volume_name};
 use cleat_api::key::Meta as _;
 use cleat_runtime::write::{self, WriteError};
 use cleat_runtime::{Cache, Caches, Index};
@@ -158,23 +158,23 @@ impl Provisioner {
             fetched.secret = self.secret(key).await?;
         }
         if let Some(name) = &draft.attributes_class {
-            fetched.attributes_class = write::live(&self.context.client, &Key::cluster(name)).await?;
+            fetched.attributes_class = write::get_live(&self.context.client, &Key::cluster(name)).await?;
         }
         Ok(fetched)
     }
 
     async fn restore_source(&self, key: &Key) -> Result<RestoreSource, WriteError> {
-        let snapshot: Option<VolumeSnapshot> = write::live(&self.context.client, key).await?;
+        let snapshot: Option<VolumeSnapshot> = write::get_live(&self.context.client, key).await?;
         let status = snapshot.as_ref().and_then(|s| s.status.as_ref());
         let content = match status.and_then(|s| s.bound_volume_snapshot_content_name.as_deref()) {
-            Some(name) => write::live::<VolumeSnapshotContent>(&self.context.client, &Key::cluster(name)).await?,
+            Some(name) => write::get_live::<VolumeSnapshotContent>(&self.context.client, &Key::cluster(name)).await?,
             None => None,
         };
         Ok(RestoreSource { snapshot, content })
     }
 
     async fn secret(&self, key: &Key) -> Result<Option<HashMap<String, String>>, WriteError> {
-        let secret: Option<Secret> = write::live(&self.context.client, key).await?;
+        let secret: Option<Secret> = write::get_live(&self.context.client, key).await?;
         let decode = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         Ok(secret.map(|s| s.data.into_iter().flatten().map(|(key, value)| (key, decode(value.0))).collect()))
     }
@@ -202,7 +202,7 @@ impl Provisioner {
     /// the one that takes the claim reports it to the user.
     pub(super) async fn has_capacity(&self, snapshot: &ClaimSnapshot) -> bool {
         let (driver, policy) = (&self.capabilities, &self.options.policy);
-        let Some(requested) = requested(&snapshot.claim).map(|size| size.to_bytes()) else { return true };
+        let Some(requested) = requested_storage(&snapshot.claim).map(|size| size.to_bytes()) else { return true };
         let Some((snapshot, draft)) = local::draft_for_this_node(snapshot, driver, policy) else { return true };
         let Ok(fetched) = self.fetch(&snapshot, &draft).await else { return true };
         let Ok(plan) = draft.complete(&snapshot, fetched, driver, policy) else { return true };

@@ -17,7 +17,7 @@ impl Provisioner {
         let (q, observer) = (queues.claims.clone(), self.observer.clone());
         self.observer.classes.subscribe(move |_| {
             let without_volume = observer.claims.each().filter(|claim| volume_name(claim).is_none());
-            without_volume.for_each(|claim| q.add_later(ClaimId::of(&claim)));
+            without_volume.for_each(|claim| q.add_low_priority(ClaimId::of(&claim)));
         });
         let q = queues.volumes.clone();
         self.observer.attachments.subscribe(move |change| {

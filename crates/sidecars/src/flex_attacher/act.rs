@@ -1,8 +1,8 @@
 //! Calls the driver and writes the result to the attachment.
 
-use cleat_api::flex::{DEVICE, FlexVolume};
+use cleat_api::flex::{DEVICE_PATH_KEY, FlexVolume};
 use cleat_api::key::{Key, Meta as _};
-use cleat_flex::Options;
+use cleat_flex::VolumeOptions;
 use cleat_runtime::write::{self, Part, WriteError};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use serde_json::{Value, json};
@@ -53,10 +53,10 @@ impl FlexAttacher {
         let node = &attachment.spec.node_name;
         let device = self.observer.drivers.attach(&volume.driver, &call_options(volume), node).await?;
         cleat_crash::point("callout:attached");
-        let metadata = json!({ DEVICE: device });
+        let metadata = json!({ DEVICE_PATH_KEY: device });
         let status = json!({ "attached": true, "attachmentMetadata": metadata, "attachError": null });
         self.write_status(attachment, status).await?;
-        info!(volume = volume.unique(), node, device, "volume attached");
+        info!(volume = volume.unique_volume_name(), node, device, "volume attached");
         Ok(())
     }
 
@@ -66,12 +66,12 @@ impl FlexAttacher {
         cleat_crash::point("callout:detached");
         let finalizers = attachment.metadata.finalizers_without(&finalizer());
         let updated = write::set_finalizers(&self.context.client, attachment, &finalizers).await;
-        updated.map(drop).or_else(WriteError::absent_is_fine)?;
-        info!(volume = volume.unique(), node, "volume detached");
+        updated.map(drop).or_else(WriteError::ignore_not_found)?;
+        info!(volume = volume.unique_volume_name(), node, "volume detached");
         if !finalizers.is_empty() {
             // Other finalizers keep the attachment: its readers must see that the volume is detached.
             let status = json!({ "attached": false, "attachmentMetadata": null, "detachError": null });
-            self.write_status(attachment, status).await.or_else(WriteError::absent_is_fine)?;
+            self.write_status(attachment, status).await.or_else(WriteError::ignore_not_found)?;
         }
         Ok(())
     }
@@ -83,12 +83,12 @@ impl FlexAttacher {
             Ok(None | Some(true)) => {}
             Ok(Some(false)) => {
                 warn!(
-                    volume = volume.unique(),
+                    volume = volume.unique_volume_name(),
                     node, "driver reports the volume as detached; it will be attached again"
                 );
                 self.write_status(attachment, json!({ "attached": false, "attachmentMetadata": null })).await?;
             }
-            Err(error) => debug!(volume = volume.unique(), node, %error, "attachment could not be verified"),
+            Err(error) => debug!(volume = volume.unique_volume_name(), node, %error, "attachment could not be verified"),
         }
         Ok(())
     }
@@ -117,7 +117,7 @@ impl FlexAttacher {
         let field = if attaching { "attachError" } else { "detachError" };
         let attached = attachment.status.as_ref().is_some_and(|s| s.attached);
         let written = self.write_status(attachment, json!({ "attached": attached, field: details })).await;
-        written.or_else(WriteError::absent_is_fine)
+        written.or_else(WriteError::ignore_not_found)
     }
 
     async fn write_status(&self, attachment: &VolumeAttachment, status: Value) -> Result<(), WriteError> {
@@ -128,8 +128,8 @@ impl FlexAttacher {
     }
 }
 
-fn call_options(volume: &FlexVolume) -> Options {
-    Options {
+fn call_options(volume: &FlexVolume) -> VolumeOptions {
+    VolumeOptions {
         volume: volume.volume.clone(),
         fs_type: volume.fs_type.clone(),
         read_only: volume.read_only,

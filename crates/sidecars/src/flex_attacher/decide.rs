@@ -2,13 +2,13 @@
 
 use cleat_api::flex::{self, FlexVolume};
 use cleat_api::names;
-use cleat_flex::State;
+use cleat_flex::DriverState;
 
 #[derive(Clone, Debug)]
 pub struct FlexSnapshot {
     /// `None` if the attachment's inline volume spec is not a valid FlexVolume.
     pub volume: Option<FlexVolume>,
-    pub driver: State,
+    pub driver: DriverState,
     pub deleting: bool,
     /// The attachment carries this attacher's [`finalizer`].
     pub has_finalizer: bool,
@@ -60,16 +60,16 @@ pub fn attachment(snapshot: &FlexSnapshot) -> FlexDecision {
     let Some(volume) = snapshot.volume.clone() else { return refuse(Refusal::InvalidSpec) };
     match (&snapshot.driver, attaching, snapshot.attached) {
         // A verification without a usable driver: nothing contradicts the status.
-        (State::Absent | State::Failing(_) | State::Starting, true, true) => FlexDecision::Nothing,
-        (State::Starting, _, _) => FlexDecision::AwaitDriver,
-        (State::Absent | State::Failing(_), _, _) => refuse(Refusal::DriverUnavailable(volume.driver)),
-        (State::Ready(_), true, true) => FlexDecision::Verify(volume),
-        (State::Ready(capabilities), true, false) if !capabilities.attach => {
+        (DriverState::Absent | DriverState::Failing(_) | DriverState::Starting, true, true) => FlexDecision::Nothing,
+        (DriverState::Starting, _, _) => FlexDecision::AwaitDriver,
+        (DriverState::Absent | DriverState::Failing(_), _, _) => refuse(Refusal::DriverUnavailable(volume.driver)),
+        (DriverState::Ready(_), true, true) => FlexDecision::Verify(volume),
+        (DriverState::Ready(capabilities), true, false) if !capabilities.attach => {
             refuse(Refusal::AttachNotSupported(volume.driver))
         }
-        (State::Ready(_), true, false) => FlexDecision::Attach { add_finalizer: !snapshot.has_finalizer, volume },
+        (DriverState::Ready(_), true, false) => FlexDecision::Attach { add_finalizer: !snapshot.has_finalizer, volume },
         // Also if the driver no longer supports `attach`: an earlier `attach` has to be undone.
-        (State::Ready(_), false, _) => FlexDecision::Detach(volume),
+        (DriverState::Ready(_), false, _) => FlexDecision::Detach(volume),
     }
 }
 
@@ -80,14 +80,14 @@ mod tests {
 
     fn volume() -> FlexVolume {
         let spec = serde_json::json!({ "name": "data", "flexVolume": { "driver": "acme/disk" } });
-        FlexVolume::of_pod(&serde_json::from_value(spec).unwrap()).unwrap()
+        FlexVolume::from_pod_volume(&serde_json::from_value(spec).unwrap()).unwrap()
     }
 
     #[test]
     fn each_state_of_an_attachment_has_one_next_step() {
-        let ready = State::Ready(Capabilities::default());
-        let mounts_only = State::Ready(Capabilities { attach: false, ..Capabilities::default() });
-        let failing = State::Failing("no".to_owned());
+        let ready = DriverState::Ready(Capabilities::default());
+        let mounts_only = DriverState::Ready(Capabilities { attach: false, ..Capabilities::default() });
+        let failing = DriverState::Failing("no".to_owned());
         let new = FlexSnapshot {
             volume: Some(volume()),
             driver: ready.clone(),
@@ -106,9 +106,9 @@ mod tests {
             || FlexDecision::Refuse { attaching: true, why: Refusal::AttachNotSupported("acme/disk".to_owned()) };
         let invalid = |attaching| FlexDecision::Refuse { attaching, why: Refusal::InvalidSpec };
         let with =
-            |snapshot: &FlexSnapshot, driver: &State| FlexSnapshot { driver: driver.clone(), ..snapshot.clone() };
+            |snapshot: &FlexSnapshot, driver: &DriverState| FlexSnapshot { driver: driver.clone(), ..snapshot.clone() };
         let without_volume =
-            |snapshot: &FlexSnapshot| FlexSnapshot { volume: None, driver: State::Absent, ..snapshot.clone() };
+            |snapshot: &FlexSnapshot| FlexSnapshot { volume: None, driver: DriverState::Absent, ..snapshot.clone() };
         for (case, snapshot, want) in [
             ("new", new.clone(), FlexDecision::Attach { volume: volume(), add_finalizer: true }),
             (
@@ -117,9 +117,9 @@ mod tests {
                 FlexDecision::Attach { volume: volume(), add_finalizer: false },
             ),
             ("attached", attached.clone(), FlexDecision::Nothing),
-            ("attached, its driver is gone", with(&attached, &State::Absent), FlexDecision::Nothing),
+            ("attached, its driver is gone", with(&attached, &DriverState::Absent), FlexDecision::Nothing),
             ("attached and to be verified", unverified.clone(), FlexDecision::Verify(volume())),
-            ("to be verified, its driver is gone", with(&unverified, &State::Absent), FlexDecision::Nothing),
+            ("to be verified, its driver is gone", with(&unverified, &DriverState::Absent), FlexDecision::Nothing),
             ("deleting", deleting.clone(), FlexDecision::Detach(volume())),
             (
                 "deleting, never confirmed",
@@ -136,10 +136,10 @@ mod tests {
                 FlexSnapshot { needs_verification: true, ..deleting.clone() },
                 FlexDecision::Detach(volume()),
             ),
-            ("the driver is starting", with(&new, &State::Starting), FlexDecision::AwaitDriver),
-            ("deleting, the driver is starting", with(&deleting, &State::Starting), FlexDecision::AwaitDriver),
-            ("no driver", with(&new, &State::Absent), refused(true)),
-            ("deleting, no driver", with(&deleting, &State::Absent), refused(false)),
+            ("the driver is starting", with(&new, &DriverState::Starting), FlexDecision::AwaitDriver),
+            ("deleting, the driver is starting", with(&deleting, &DriverState::Starting), FlexDecision::AwaitDriver),
+            ("no driver", with(&new, &DriverState::Absent), refused(true)),
+            ("deleting, no driver", with(&deleting, &DriverState::Absent), refused(false)),
             ("a driver that does not start", with(&new, &failing), refused(true)),
             ("deleting, a driver that does not start", with(&deleting, &failing), refused(false)),
             ("a driver that only mounts", with(&new, &mounts_only), unsupported()),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cleat_api::flex::{self, FlexVolume};
 use cleat_api::key::Meta as _;
-use cleat_flex::{Drivers, State};
+use cleat_flex::{DriverState, Drivers};
 use cleat_runtime::Cache;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 
@@ -28,9 +28,9 @@ impl FlexAttachmentObserver {
         needs_verification: bool,
     ) -> Option<(Arc<VolumeAttachment>, FlexSnapshot)> {
         let attachment = self.attachments.named(name).filter(|attachment| is_ours(attachment))?;
-        let volume = FlexVolume::of_attachment(&attachment);
+        let volume = FlexVolume::from_attachment(&attachment);
         let snapshot = FlexSnapshot {
-            driver: volume.as_ref().map_or(State::Absent, |volume| self.drivers.state(&volume.driver)),
+            driver: volume.as_ref().map_or(DriverState::Absent, |volume| self.drivers.state(&volume.driver)),
             deleting: attachment.metadata.is_deleting(),
             has_finalizer: attachment.metadata.has_finalizer(&finalizer()),
             attached: attachment.status.as_ref().is_some_and(|status| status.attached),

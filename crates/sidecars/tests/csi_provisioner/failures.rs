@@ -1,6 +1,6 @@
 //! Failures of the driver.
 
-use cleat_api::keys::annotation;
+use cleat_api::well_known::annotation;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use k8s_openapi::api::storage::v1::{StorageClass, VolumeAttachment};
 use kube::ResourceExt as _;

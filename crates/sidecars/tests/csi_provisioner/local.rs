@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cleat_api::keys::annotation;
+use cleat_api::well_known::annotation;
 use cleat_csi::Client as Csi;
 use cleat_sidecars::csi_provisioner::{NodeDeploymentOptions, ProvisionerOptions};
 use cleat_sidecars::{Driver, capacity};

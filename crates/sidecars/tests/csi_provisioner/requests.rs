@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use cleat_api::keys::annotation;
+use cleat_api::well_known::annotation;
 use cleat_csi::v1;
 use cleat_csi::v1::volume_capability::AccessType;
 use k8s_openapi::api::core::v1::{PersistentVolume, Secret};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use cleat_api::claim::{claim_phase, volume_name};
 use cleat_api::key::Meta as _;
-use cleat_api::keys::annotation;
+use cleat_api::well_known::annotation;
 use cleat_apiserver::{ApiServer, Config};
 use cleat_controllers::{Context, bind, protect};
 use cleat_csi::Client as Csi;

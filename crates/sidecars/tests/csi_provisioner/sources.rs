@@ -1,6 +1,6 @@
 //! Data sources, and classes of in-tree plugins that were migrated.
 
-use cleat_api::keys::annotation;
+use cleat_api::well_known::annotation;
 use cleat_csi::v1::volume_content_source::Type as ContentSource;
 use cleat_sidecars::csi_provisioner::snapshots::{VolumeSnapshot, VolumeSnapshotContent};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};

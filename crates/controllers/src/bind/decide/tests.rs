@@ -5,7 +5,7 @@ mod volumes;
 use std::sync::Arc;
 
 use cleat_api::claim as about;
-use cleat_api::keys::{annotation, finalizer};
+use cleat_api::well_known::{annotation, finalizer};
 use cleat_testing::build;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -352,7 +352,7 @@ fn the_migrated_driver_is_recorded_on_claim_and_volume() {
         let mut v = build::volume("v", "", "1Gi");
         plugin.into_iter().for_each(|by| build::annotate(&mut v.metadata, annotation::PROVISIONED_BY, by));
         migrated_to.into_iter().for_each(|driver| build::annotate(&mut v.metadata, annotation::MIGRATED_TO, driver));
-        v.metadata.finalizers = held.then(|| vec![finalizer::IN_TREE.to_owned()]);
+        v.metadata.finalizers = held.then(|| vec![finalizer::IN_TREE_PV_CONTROLLER.to_owned()]);
         v
     };
     let update = VolumeBindDecision::UpdateMigration;
@@ -453,14 +453,14 @@ fn a_claim_is_not_reconciled_again_after_its_own_request_for_provisioning() {
         c
     };
     let with = |edit: fn(&mut PersistentVolumeClaim)| {
-        let mut c = requested(build::DRIVER);
+        let mut c = requested_storage(build::DRIVER);
         edit(&mut c);
         c
     };
     for (case, old, new, want) in [
-        ("requested", plain.clone(), requested(build::DRIVER), true),
-        ("requested from another provisioner", plain.clone(), requested("other"), false),
-        ("requested before", requested(build::DRIVER), requested(build::DRIVER), false),
+        ("requested", plain.clone(), requested_storage(build::DRIVER), true),
+        ("requested from another provisioner", plain.clone(), requested_storage("other"), false),
+        ("requested before", requested_storage(build::DRIVER), requested_storage(build::DRIVER), false),
         ("not requested", plain.clone(), plain.clone(), false),
         (
             "a node was selected",

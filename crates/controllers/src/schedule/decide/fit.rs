@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use cleat_api::keys::{label, taint};
-use cleat_api::matching::{is_suitable, is_usable};
+use cleat_api::well_known::{label, taint};
+use cleat_api::matching::{is_available_for, is_usable};
 use cleat_api::selector::{self, topology_matches};
 use cleat_api::toleration::tolerates;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Taint, Toleration};
@@ -140,7 +140,7 @@ impl SchedulerState {
         let is_planned =
             |v: &PersistentVolume| plan.matched.iter().any(|(other, _)| other.metadata.name == v.metadata.name);
         Ok(self.free_volumes(class, node.hostname(), delayed.requested_bytes).find(|v| {
-            !is_planned(v) && is_usable(v, claim) && is_suitable(v, claim) && info.can_reach(&node.object, v)
+            !is_planned(v) && is_usable(v, claim) && is_available_for(v, claim) && info.can_reach(&node.object, v)
         }))
     }
 

@@ -22,9 +22,9 @@ mod volumes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use cleat_api::claim::{claim_class, claim_ref, claim_ref_key, is_reserved_for, requested, volume_name};
+use cleat_api::claim::{claim_class, claim_ref, claim_ref_key, is_reserved_for, requested_storage, volume_name};
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::annotation;
+use cleat_api::well_known::annotation;
 use cleat_api::pod::claim_volumes;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, ObjectReference, PersistentVolume, PersistentVolumeClaim, Pod};
@@ -196,7 +196,7 @@ impl SchedulerState {
                 continue;
             }
             let claim_key = Key::of(&claim.metadata);
-            let bytes = requested(&claim).map_or(0, |q| q.to_bytes());
+            let bytes = requested_storage(&claim).map_or(0, |q| q.to_bytes());
             self.reserve_storage(key, &claim_key, claim_class(&claim).unwrap_or_default(), bytes);
             let mut selected = claim.as_ref().clone();
             let annotations = selected.metadata.annotations.get_or_insert_default();

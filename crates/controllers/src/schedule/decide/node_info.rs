@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cleat_api::condition::node_ready;
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::{annotation, label, taint};
+use cleat_api::well_known::{annotation, label, taint};
 use cleat_api::{matching, migrate};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Taint};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
@@ -24,7 +24,7 @@ pub(super) struct VolumeHandle {
 impl VolumeHandle {
     /// `None` for volumes without a CSI driver.
     pub(super) fn of(volume: &PersistentVolume) -> Option<Self> {
-        let csi = migrate::csi(volume).ok().flatten()?;
+        let csi = migrate::csi_source(volume).ok().flatten()?;
         Some(Self { driver: csi.driver.clone(), id: csi.volume_handle.clone() })
     }
 
@@ -84,12 +84,12 @@ impl NodeInfo {
     /// Returns true if the volume's node affinity includes the node. If the node handles the volume's in-tree plugin by
     /// its CSI driver, the affinity is translated to the driver's topology first.
     pub(super) fn can_reach(&self, node: &Node, volume: &PersistentVolume) -> bool {
-        let translated = migrate::volume(volume).ok().filter(|translated| {
+        let translated = migrate::translate_volume(volume).ok().filter(|translated| {
             let driver = translated.spec.as_ref().and_then(|s| s.csi.as_ref()).map(|csi| csi.driver.as_str());
-            let migration = migrate::ALL.iter().find(|migration| Some(migration.driver) == driver);
+            let migration = migrate::MIGRATED_PLUGINS.iter().find(|migration| Some(migration.driver) == driver);
             migration.is_some_and(|migration| self.migrated_plugins.contains(migration.plugin))
         });
-        matching::reaches(translated.as_deref().unwrap_or(volume), node)
+        matching::is_accessible_from(translated.as_deref().unwrap_or(volume), node)
     }
 }
 

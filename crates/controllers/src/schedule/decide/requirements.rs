@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use cleat_api::access::READ_WRITE_ONCE_POD;
-use cleat_api::claim::{claim_class, claim_phase, is_reserved_for, requested, volume_name, waits_for_consumer};
+use cleat_api::claim::{claim_class, claim_phase, is_reserved_for, requested_storage, volume_name, waits_for_consumer};
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::annotation;
+use cleat_api::well_known::annotation;
 use cleat_api::migrate;
 use cleat_api::pod::{ClaimVolume, claim_volumes};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
@@ -75,7 +75,7 @@ impl SchedulerState {
             match self.class_of(&claim).filter(|class| waits_for_consumer(class)) {
                 Some(class) if volume_name(&claim).is_none() => requirements.delayed_claims.push(DelayedClaim {
                     selected_node: claim.metadata.annotation(annotation::SELECTED_NODE).map(ToOwned::to_owned),
-                    requested_bytes: requested(&claim).map_or(0, |q| q.to_bytes()),
+                    requested_bytes: requested_storage(&claim).map_or(0, |q| q.to_bytes()),
                     reserved_volumes: self
                         .volumes_reserved_for(&used.claim)
                         .filter(|v| is_reserved_for(v, &claim))
@@ -163,6 +163,6 @@ fn inline_drivers(pod: &Pod) -> Vec<String> {
 fn inline_volume_handles(pod: &Pod) -> Vec<VolumeHandle> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let volumes = pod.spec.iter().flat_map(|s| s.volumes.iter().flatten());
-    let disks = volumes.filter_map(|volume| migrate::inline(volume, namespace).ok().flatten());
+    let disks = volumes.filter_map(|volume| migrate::translate_inline_volume(volume, namespace).ok().flatten());
     disks.filter_map(|disk| VolumeHandle::of(&disk)).collect()
 }

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use cleat_api::claim::{capacity, claim_class, requested};
+use cleat_api::claim::{capacity, claim_class, requested_storage};
 use cleat_api::selector::term_matches;
 
 use super::SchedulerState;
@@ -60,7 +60,7 @@ impl SchedulerState {
         let mut classes: BTreeMap<&str, (i64, i64)> = BTreeMap::new();
         for (volume, claim) in matched {
             let (request, available) = classes.entry(claim_class(claim).unwrap_or_default()).or_default();
-            *request += requested(claim).map_or(0, |q| q.to_bytes());
+            *request += requested_storage(claim).map_or(0, |q| q.to_bytes());
             *available += capacity(volume).map_or(0, |q| q.to_bytes());
         }
         if !matched.is_empty() {

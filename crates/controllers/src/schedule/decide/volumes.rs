@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cleat_api::claim::{capacity, claim_ref, claim_ref_key, volume_class, volume_phase};
 use cleat_api::key::Key;
-use cleat_api::keys::label;
+use cleat_api::well_known::label;
 use k8s_openapi::api::core::v1::PersistentVolume;
 
 use super::SchedulerState;

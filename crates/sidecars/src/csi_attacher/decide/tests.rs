@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use cleat_api::keys::annotation;
+use cleat_api::well_known::annotation;
 use cleat_testing::build::{self, DRIVER};
 use k8s_openapi::api::core::v1::{
     AWSElasticBlockStoreVolumeSource, CSIPersistentVolumeSource, GCEPersistentDiskVolumeSource, PersistentVolume,

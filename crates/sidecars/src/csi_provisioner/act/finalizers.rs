@@ -1,7 +1,7 @@
 //! Finalizers on claims, on the sources of clones and on snapshots. Every function is idempotent.
 
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::finalizer;
+use cleat_api::well_known::finalizer;
 use cleat_runtime::write::{self, WriteError};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 
@@ -27,7 +27,7 @@ impl Provisioner {
                 self.observer.claims.observe_write(updated);
                 Ok(())
             }
-            Err(error) => error.absent_is_fine(),
+            Err(error) => error.ignore_not_found(),
         }
     }
 
@@ -41,7 +41,7 @@ impl Provisioner {
 
     /// The source cannot disappear until it is cloned.
     pub(super) async fn add_source_finalizer(&self, source: &PersistentVolumeClaim) -> Result<(), WriteError> {
-        self.add_finalizer(source, finalizer::CLONING).await
+        self.add_finalizer(source, finalizer::CLONING_PROTECTION).await
     }
 
     async fn add_finalizer(&self, claim: &PersistentVolumeClaim, name: &str) -> Result<(), WriteError> {
@@ -62,19 +62,19 @@ impl Provisioner {
         match decision {
             SourceFinalizerDecision::Nothing | SourceFinalizerDecision::Keep => Ok(()),
             SourceFinalizerDecision::Remove => {
-                let finalizers = source.metadata.finalizers_without(finalizer::CLONING);
+                let finalizers = source.metadata.finalizers_without(finalizer::CLONING_PROTECTION);
                 let updated = write::set_finalizers(&self.context.client, source, &finalizers).await;
-                updated.map(drop).or_else(WriteError::absent_is_fine)
+                updated.map(drop).or_else(WriteError::ignore_not_found)
             }
         }
     }
 
     /// The snapshot cannot disappear until it is restored.
     pub(super) async fn add_snapshot_finalizer(&self, key: &Key) -> Result<(), WriteError> {
-        let snapshot: Option<VolumeSnapshot> = write::live(&self.context.client, key).await?;
-        match snapshot.filter(|snapshot| !snapshot.metadata.has_finalizer(finalizer::RESTORING)) {
+        let snapshot: Option<VolumeSnapshot> = write::get_live(&self.context.client, key).await?;
+        match snapshot.filter(|snapshot| !snapshot.metadata.has_finalizer(finalizer::SNAPSHOT_SOURCE_PROTECTION)) {
             Some(snapshot) => {
-                let finalizers = snapshot.metadata.finalizers_with(finalizer::RESTORING);
+                let finalizers = snapshot.metadata.finalizers_with(finalizer::SNAPSHOT_SOURCE_PROTECTION);
                 write::set_finalizers(&self.context.client, &snapshot, &finalizers).await.map(drop)
             }
             None => Ok(()),
@@ -82,12 +82,12 @@ impl Provisioner {
     }
 
     pub(in crate::csi_provisioner) async fn remove_snapshot_finalizer(&self, key: &Key) -> Result<(), WriteError> {
-        let snapshot: Option<VolumeSnapshot> = write::live(&self.context.client, key).await?;
-        match snapshot.filter(|snapshot| snapshot.metadata.has_finalizer(finalizer::RESTORING)) {
+        let snapshot: Option<VolumeSnapshot> = write::get_live(&self.context.client, key).await?;
+        match snapshot.filter(|snapshot| snapshot.metadata.has_finalizer(finalizer::SNAPSHOT_SOURCE_PROTECTION)) {
             Some(snapshot) => {
-                let finalizers = snapshot.metadata.finalizers_without(finalizer::RESTORING);
+                let finalizers = snapshot.metadata.finalizers_without(finalizer::SNAPSHOT_SOURCE_PROTECTION);
                 let updated = write::set_finalizers(&self.context.client, &snapshot, &finalizers).await;
-                updated.map(drop).or_else(WriteError::absent_is_fine)
+                updated.map(drop).or_else(WriteError::ignore_not_found)
             }
             None => Ok(()),
         }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::finalizer;
+use cleat_api::well_known::finalizer;
 use cleat_csi::CallError;
 use cleat_csi::v1::DeleteVolumeRequest;
 use cleat_runtime::Outcome;
@@ -91,12 +91,12 @@ impl Provisioner {
             let Some(volume) = current.filter(has_finalizer) else { return Ok(()) };
             let finalizers = volume.metadata.finalizers_without(finalizer::PROVISIONER);
             match write::set_finalizers(&self.context.client, &volume, &finalizers).await {
-                Err(error) if error.is_conflict() => current = write::live(&self.context.client, &key).await?,
+                Err(error) if error.is_conflict() => current = write::get_live(&self.context.client, &key).await?,
                 Ok(updated) => {
                     self.observer.volumes.observe_write(updated);
                     return Ok(());
                 }
-                Err(error) => return error.absent_is_fine(),
+                Err(error) => return error.ignore_not_found(),
             }
         }
         Ok(())

@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use cleat_api::access::{self, CsiAccessMode, SingleNodeModes};
+use cleat_api::access::{self, CsiAccessMode, MultiWriterSupport};
 use cleat_api::claim::{self, BLOCK};
 use cleat_api::key::Key;
-use cleat_api::keys::CSI_PARAMETER_PREFIX;
+use cleat_api::well_known::CSI_PARAMETER_PREFIX;
 use cleat_csi::v1::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use cleat_csi::v1::volume_content_source as content;
 use cleat_csi::v1::{CapacityRange, CreateVolumeRequest, VolumeCapability, VolumeContentSource};
@@ -67,10 +67,10 @@ pub fn draft(
     if spec.selector.is_some() {
         return Err("claim Selector is not supported".to_owned());
     }
-    let requested = claim::requested(&snapshot.claim).ok_or("claim requests no storage")?;
+    let requested = claim::requested_storage(&snapshot.claim).ok_or("claim requests no storage")?;
     let (fs_type, mut parameters) = parameters(class)?;
     let fs_type = fs_type.or_else(|| policy.default_fs_type.clone());
-    let is_block = claim::claim_mode(&snapshot.claim) == BLOCK;
+    let is_block = claim::claim_volume_mode(&snapshot.claim) == BLOCK;
     let volume_capabilities =
         volume_capabilities(&snapshot.claim, class, fs_type.as_deref().filter(|_| !is_block), driver)?;
     let name = policy.volume_name(snapshot.claim.metadata.uid.as_deref().unwrap_or_default());
@@ -129,7 +129,7 @@ fn volume_capabilities(
     fs_type: Option<&str>,
     driver: &DriverCapabilities,
 ) -> Result<Vec<VolumeCapability>, String> {
-    let access_type = if claim::claim_mode(claim) == BLOCK {
+    let access_type = if claim::claim_volume_mode(claim) == BLOCK {
         AccessType::Block(BlockVolume {})
     } else {
         AccessType::Mount(MountVolume {
@@ -138,9 +138,9 @@ fn volume_capabilities(
             volume_mount_group: String::new(),
         })
     };
-    let modes = if driver.single_node_multi_writer { SingleNodeModes::Distinguished } else { SingleNodeModes::One };
+    let modes = if driver.single_node_multi_writer { MultiWriterSupport::Supported } else { MultiWriterSupport::Unsupported };
     let capability = |mode: &String| {
-        let mode = access::single(mode, modes).map_err(|e| e.to_string())?;
+        let mode = access::to_csi_mode(mode, modes).map_err(|e| e.to_string())?;
         Ok(VolumeCapability {
             access_mode: Some(AccessMode { mode: mode as i32 }),
             access_type: Some(access_type.clone()),

@@ -1,6 +1,6 @@
 //! Decides what happens to the claim after a failed CreateVolume. Pure.
 
-use cleat_csi::{CallError, Class, Code};
+use cleat_csi::{CallError, Code, ErrorClass};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureOutcome {
@@ -16,10 +16,10 @@ pub enum FailureOutcome {
 
 pub fn classify(error: &CallError, can_reschedule: bool) -> FailureOutcome {
     match (error.class(), error.code()) {
-        (Class::Final, Code::InvalidArgument) => FailureOutcome::Infeasible,
-        (Class::Final, Code::ResourceExhausted) if can_reschedule => FailureOutcome::Reschedule,
-        (Class::Final, _) => FailureOutcome::Final,
-        (Class::Transient | Class::Uncertain, _) => FailureOutcome::Uncertain,
+        (ErrorClass::Final, Code::InvalidArgument) => FailureOutcome::Infeasible,
+        (ErrorClass::Final, Code::ResourceExhausted) if can_reschedule => FailureOutcome::Reschedule,
+        (ErrorClass::Final, _) => FailureOutcome::Final,
+        (ErrorClass::Transient | ErrorClass::Uncertain, _) => FailureOutcome::Uncertain,
     }
 }
 

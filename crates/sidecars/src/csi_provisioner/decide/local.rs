@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use cleat_api::claim::waits_for_consumer;
-use cleat_api::keys::annotation;
+use cleat_api::well_known::annotation;
 use cleat_api::selector;
 use cleat_csi::v1::{CreateVolumeRequest, GetCapacityRequest};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
@@ -115,7 +115,7 @@ mod tests {
     use super::super::{WaitReason, claim};
     use super::*;
     use cleat_api::claim::WAIT_FOR_FIRST_CONSUMER;
-    use cleat_api::keys::finalizer;
+    use cleat_api::well_known::finalizer;
     use cleat_csi::v1::{Topology, TopologyRequirement};
     use cleat_testing::build::{self, DRIVER};
     use serde_json::json;

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use cleat_api::claim::{self, waits_for_consumer};
 use cleat_api::key::Meta as _;
-use cleat_api::keys::{annotation, finalizer};
+use cleat_api::well_known::{annotation, finalizer};
 use cleat_api::{migrate, names};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -265,7 +265,7 @@ fn serve(snapshot: &ClaimSnapshot, driver: &DriverCapabilities, policy: &Provisi
     if !driver.serves(&class.provisioner) {
         return ClaimDecision::Nothing;
     }
-    let class = match migrate::class(class) {
+    let class = match migrate::translate_class(class) {
         Ok(class) => class,
         Err(error) => return ClaimDecision::Refuse(error.to_string()),
     };
@@ -354,7 +354,7 @@ pub fn source_finalizer(
     source: &PersistentVolumeClaim,
     clones: &[Arc<PersistentVolumeClaim>],
 ) -> SourceFinalizerDecision {
-    if !source.metadata.is_deleting() || !source.metadata.has_finalizer(finalizer::CLONING) {
+    if !source.metadata.is_deleting() || !source.metadata.has_finalizer(finalizer::CLONING_PROTECTION) {
         return SourceFinalizerDecision::Nothing;
     }
     let unfinished = clones.iter().any(|clone| claim::claim_phase(clone) == "Pending");

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use cleat_api::claim::{claim_class, claim_mode};
-use cleat_api::keys::{PROVISIONER_IDENTITY, annotation, finalizer};
+use cleat_api::claim::{claim_class, claim_volume_mode};
+use cleat_api::well_known::{PROVISIONER_IDENTITY, annotation, finalizer};
 use cleat_api::migrate::{self, MigrateError};
 use cleat_api::quantity::Quantity;
 use cleat_csi::v1::Volume;
@@ -105,12 +105,12 @@ pub fn build(
             volume_attributes_class_name: spec
                 .and_then(|s| s.volume_attributes_class_name.clone())
                 .filter(|n| !n.is_empty()),
-            volume_mode: Some(claim_mode(claim).to_owned()),
+            volume_mode: Some(claim_volume_mode(claim).to_owned()),
             ..PersistentVolumeSpec::default()
         }),
         status: None,
     };
-    migrate::back(&plan.provisioner, object)
+    migrate::to_in_tree_volume(&plan.provisioner, object)
 }
 
 fn annotations(plan: &ProvisionPlan) -> BTreeMap<String, String> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cleat_api::claim::{claim_ref, claim_ref_key, volume_phase};
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::{annotation, finalizer};
+use cleat_api::well_known::{annotation, finalizer};
 use cleat_api::migrate;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -70,7 +70,7 @@ pub fn reclaim(snapshot: &ReclaimSnapshot) -> ReclaimDecision {
                 ReclaimDecision::Refuse(format!("driver {:?} does not delete volumes", snapshot.driver))
             }
             Some(node) => ReclaimDecision::WaitForDetach(node.clone()),
-            None => match (migrate::csi(&snapshot.volume), deletion_secret(snapshot)) {
+            None => match (migrate::csi_source(&snapshot.volume), deletion_secret(snapshot)) {
                 (Ok(Some(csi)), Ok(secret)) => ReclaimDecision::Delete { handle: csi.volume_handle.clone(), secret },
                 (Ok(None), _) => ReclaimDecision::Nothing,
                 (Ok(Some(_)), Err(why)) => ReclaimDecision::Refuse(why),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::CSI_PARAMETER_PREFIX;
+use cleat_api::well_known::CSI_PARAMETER_PREFIX;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, SecretReference};
 
 /// The parameter keys of the secret for one kind of call.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cleat_api::claim::{self, claim_class, volume_phase};
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::keys::{annotation, finalizer};
+use cleat_api::well_known::{annotation, finalizer};
 use cleat_api::quantity::Quantity;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 
@@ -83,10 +83,10 @@ pub fn clone_handle(
     if claim_class(source).is_none() {
         return Err(format!("the source PVC {name} has no storage class"));
     }
-    if claim::requested(wanted) < claim::requested(source) {
+    if claim::requested_storage(wanted) < claim::requested_storage(source) {
         return Err(format!("new PVC request must be greater than or equal in size to the source PVC {name}"));
     }
-    if claim::claim_mode(wanted) != claim::claim_mode(source) {
+    if claim::claim_volume_mode(wanted) != claim::claim_volume_mode(source) {
         return Err(format!("the source PVC {name} has another volume mode"));
     }
     let volume = volume.ok_or_else(|| format!("the volume of the source PVC {name} is not found"))?;
@@ -115,7 +115,7 @@ pub fn snapshot_handle(
 ) -> Result<String, String> {
     let name = &key.name;
     let snapshot = source.snapshot.as_ref().ok_or_else(|| format!("snapshot {name} not found"))?;
-    if snapshot.metadata.is_deleting() && !snapshot.metadata.has_finalizer(finalizer::RESTORING) {
+    if snapshot.metadata.is_deleting() && !snapshot.metadata.has_finalizer(finalizer::SNAPSHOT_SOURCE_PROTECTION) {
         return Err(format!("snapshot {name} is currently being deleted"));
     }
     let status = snapshot.status.as_ref();
@@ -137,7 +137,7 @@ pub fn snapshot_handle(
         return Err(format!("snapshot {name} is not Ready"));
     }
     let size = status.and_then(|s| s.restore_size.as_ref()).and_then(|size| size.0.parse::<Quantity>().ok());
-    if let (Some(size), Some(requested)) = (size, claim::requested(wanted))
+    if let (Some(size), Some(requested)) = (size, claim::requested_storage(wanted))
         && requested < size
     {
         return Err(format!(
@@ -146,7 +146,7 @@ pub fn snapshot_handle(
     }
     let mode = content.spec.source_volume_mode.as_deref();
     let convertible = content.metadata.annotation(annotation::ALLOW_MODE_CHANGE).is_some_and(is_true);
-    let keeps_mode = mode.is_none_or(|mode| mode == claim::claim_mode(wanted));
+    let keeps_mode = mode.is_none_or(|mode| mode == claim::claim_volume_mode(wanted));
     if policy.prevent_volume_mode_conversion && !keeps_mode && !convertible {
         return Err(format!(
             "requested volume {} modifies the mode of the source volume but does not have permission to do so. {} annotation \

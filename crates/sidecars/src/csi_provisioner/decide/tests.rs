@@ -311,7 +311,7 @@ fn a_noop_claim_needs_nothing_in_any_context() {
         c.spec.as_mut().unwrap().volume_name = has(1).then(|| "v".to_owned());
         c.metadata.deletion_timestamp = has(2).then(|| build::time(1));
         let finalizers =
-            [(3, finalizer::PROVISIONING), (4, finalizer::CLONING)].into_iter().filter(|(bit, _)| has(*bit));
+            [(3, finalizer::PROVISIONING), (4, finalizer::CLONING_PROTECTION)].into_iter().filter(|(bit, _)| has(*bit));
         c.metadata.finalizers = Some(finalizers.map(|(_, name)| name.to_owned()).collect());
         let noop = is_noop(&Arc::new(c.clone()), &all_capabilities(), &ProvisionPolicy::default());
         noops += u32::from(noop);

@@ -113,7 +113,7 @@ fn a_restore_needs_a_ready_snapshot_of_the_same_driver() {
     assert!(matches!(plan(&restoring()), Err(PlanError::Later(_))), "no such snapshot");
     let protected: Edit<'_> = &|s, _| {
         s["metadata"]["deletionTimestamp"] = deleted_at.clone();
-        s["metadata"]["finalizers"] = json!([finalizer::RESTORING]);
+        s["metadata"]["finalizers"] = json!([finalizer::SNAPSHOT_SOURCE_PROTECTION]);
     };
     let allowed: Edit<'_> = &|_, c| {
         c["spec"]["sourceVolumeMode"] = json!("Block");
@@ -130,7 +130,7 @@ fn a_source_keeps_its_finalizer_while_a_clone_is_pending() {
     let source = |deleting: bool, has_finalizer: bool| {
         let mut c = build::claim("ns", "src", None, "1Gi");
         c.metadata.deletion_timestamp = deleting.then(|| build::time(1));
-        c.metadata.finalizers = has_finalizer.then(|| vec![finalizer::CLONING.to_owned()]);
+        c.metadata.finalizers = has_finalizer.then(|| vec![finalizer::CLONING_PROTECTION.to_owned()]);
         c
     };
     let pending = Arc::new(build::claim("ns", "clone", None, "1Gi"));
