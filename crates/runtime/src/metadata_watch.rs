@@ -155,15 +155,15 @@ mod tests {
 
     impl RecordingHandler {
         fn record(&mut self, what: &str, object: &PartialObjectMetadata<'_>) {
-            let mut text = format!("{what} {}", object.name.as_deref().unwrap_or_default());
+            let mut entry = format!("{what} {}", object.name.as_deref().unwrap_or_default());
             if object.is_deleting() {
-                text.push_str(" deleting");
+                entry.push_str(" deleting");
             }
             if object.has_finalizer("orphan") {
-                text.push_str(" orphan");
+                entry.push_str(" orphan");
             }
-            object.owners().iter().for_each(|owner| text.push_str(&format!(" of {} {}", owner.kind, owner.uid)));
-            self.0.push(text);
+            object.owners().iter().for_each(|owner| entry.push_str(&format!(" of {} {}", owner.kind, owner.uid)));
+            self.0.push(entry);
         }
     }
 

@@ -74,7 +74,9 @@ where
             "ERROR" => return decode::event_object(json).map(WatchProgress::ServerError),
             _ => return Ok(WatchProgress::None),
         }
-        Ok(metadata.resource_version.map_or(WatchProgress::None, |text| WatchProgress::Reached(text.into_owned())))
+        Ok(metadata
+            .resource_version
+            .map_or(WatchProgress::None, |revision| WatchProgress::Reached(revision.into_owned())))
     }
 }
 

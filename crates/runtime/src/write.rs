@@ -18,6 +18,9 @@ use serde::de::DeserializeOwned;
 
 use crate::calls;
 
+#[cfg(test)]
+mod tests;
+
 /// The initial size of the buffer that an object is encoded into.
 const TYPICAL_OBJECT_BYTES: usize = 2048;
 

@@ -17,7 +17,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 use cleat_api::Key;
 use cleat_csi::Endpoint;
-use cleat_runtime::lease::{Election, Ended, Timing};
+use cleat_runtime::lease::{Election, LeadershipEnd, LeaseTiming};
 use cleat_runtime::{Caches, SystemClock};
 use cleat_sidecars::{Context, Driver, capacity, csi_attacher, csi_provisioner};
 use kube::Client;
@@ -233,10 +233,10 @@ fn election(common: &CommonArgs, client: Client, lease: Key) -> Election {
         lease,
         labels: common.leader_election_labels.as_ref().clone(),
         identity: format!("{host}-{}", std::process::id()),
-        timing: Timing {
-            lease: common.leader_election_lease_duration,
-            renew: common.leader_election_renew_deadline,
-            retry: common.leader_election_retry_period,
+        timing: LeaseTiming {
+            lease_duration: common.leader_election_lease_duration,
+            renew_deadline: common.leader_election_renew_deadline,
+            retry_period: common.leader_election_retry_period,
         },
     }
 }

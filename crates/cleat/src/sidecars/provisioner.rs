@@ -84,7 +84,7 @@ impl ProvisionerArgs {
         };
         let defaults = CapacityOptions::new(namespace);
         let managed_by = match self.local(common)? {
-            Some(local) => names::label(&defaults.owner.managed_by, &local.node),
+            Some(local) => names::node_label_value(&defaults.owner.managed_by, &local.node),
             None => defaults.owner.managed_by.clone(),
         };
         Ok(Some(CapacityOptions {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use cleat_api::Key;
 use cleat_runtime::Queue;
-use cleat_runtime::metadata_watch::PartialObjectMetadata;
+use cleat_runtime::metadata_watch::{OwnerRef, PartialObjectMetadata};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{ApiResource, DynamicObject};
 use kube::{Api, Client};
@@ -136,15 +136,15 @@ impl StoredObject {
     }
 }
 
-fn are_same_owners(stored: &[OwnerReference], observed: &[metadata_watch::Owner<'_>]) -> bool {
-    let is_same = |(a, b): (&OwnerReference, &metadata_watch::Owner<'_>)| {
+fn are_same_owners(stored: &[OwnerReference], observed: &[OwnerRef<'_>]) -> bool {
+    let is_same = |(a, b): (&OwnerReference, &OwnerRef<'_>)| {
         (&*a.uid, &*a.name, &*a.kind, &*a.api_version) == (&*b.uid, &*b.name, &*b.kind, &*b.api_version)
             && a.block_owner_deletion == b.block_owner_deletion
     };
     stored.len() == observed.len() && stored.iter().zip(observed).all(is_same)
 }
 
-fn owner_reference(owner: &metadata_watch::Owner<'_>) -> OwnerReference {
+fn owner_reference(owner: &OwnerRef<'_>) -> OwnerReference {
     OwnerReference {
         api_version: owner.api_version.to_string(),
         kind: owner.kind.to_string(),

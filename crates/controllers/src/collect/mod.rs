@@ -80,7 +80,7 @@ async fn follow_discovery(context: Context, graph: Arc<OwnershipGraph>, stop: Ca
             () = rediscover.notified() => {}
         }
         match observe::discover_kinds(context.client.kube()).await {
-            Ok(kinds) => observe::watch_kinds(&graph, context.client.kube(), kinds, &rediscover, &stop),
+            Ok(kinds) => observe::watch_kinds(&graph, &context.client, kinds, &rediscover, &stop),
             Err(error) => {
                 warn!(%error, retry_in = ?DISCOVERY_RETRY_INTERVAL, "discovery failed");
                 let rediscover = rediscover.clone();

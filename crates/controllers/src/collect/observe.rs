@@ -42,7 +42,7 @@ pub(super) async fn discover_kinds(client: &Client) -> Result<Vec<ResourceKind>,
 /// Watches exactly these kinds from now on. Notifies `rediscover` when a CustomResourceDefinition changes.
 pub(super) fn watch_kinds(
     graph: &Arc<OwnershipGraph>,
-    client: &Client,
+    client: &cleat_runtime::Client,
     kinds: Vec<ResourceKind>,
     rediscover: &Arc<Notify>,
     stop: &CancellationToken,

@@ -26,7 +26,7 @@ impl ProtectionObserver {
         Self {
             claims: caches.claims(),
             volumes: caches.volumes(),
-            attributes_classes: caches.attributes(),
+            attributes_classes: caches.attributes_classes(),
             pods_by_claim: pods.index(|p| pod::claim_volumes(p).into_iter().map(|v| v.claim.to_string()).collect()),
             pods,
         }

@@ -155,7 +155,7 @@ async fn while_a_flex_driver_starts_its_volumes_are_neither_attached_nor_detache
     rig.pod("q", "n1", claim_source("new")).await;
     // An attachment from before the restart.
     let volume = rig.cluster::<PersistentVolume>().get("old").await.unwrap();
-    let recorded = FlexVolume::from_volume(&volume, false).unwrap().record();
+    let recorded = FlexVolume::from_volume(&volume, false).unwrap().to_inline_spec();
     let old = rig.flex_attachment_name("old", "n1");
     let spec = json!({ "attacher": ATTACHER, "nodeName": "n1", "source": { "inlineVolumeSpec": recorded } });
     create(&rig.cluster::<VolumeAttachment>(), json!({ "metadata": { "name": old }, "spec": spec })).await;

@@ -133,6 +133,6 @@ fn call_options(volume: &FlexVolume) -> VolumeOptions {
         volume: volume.volume.clone(),
         fs_type: volume.fs_type.clone(),
         read_only: volume.read_only,
-        more: volume.options.clone(),
+        user_options: volume.options.clone(),
     }
 }

@@ -55,7 +55,7 @@ impl Rig {
         let stop = CancellationToken::new();
         let caches = Caches::new(server.component("system:cleat:caches"), stop.clone());
         let context = |user: &str| Context {
-            client: cleat_runtime::Client::direct(server.component(user), server.direct(user)),
+            client: cleat_runtime::Client::in_process(server.component(user), server.direct(user)),
             caches: caches.clone(),
             clock: Arc::new(SystemClock),
         };

@@ -140,7 +140,7 @@ impl<K: Resource + Packable> Assumable<K> {
     }
 
     pub(super) fn packed(self, compressor: &mut Compressor) -> Self {
-        Self { original: self.original.packed(compressor), ..self }
+        Self { original: self.original.into_packed(compressor), ..self }
     }
 }
 
