@@ -124,7 +124,7 @@ fn lease(n: usize) -> Lease {
 }
 
 /// Renews the leases of simulated nodes until the stack stops.
-async fn renew_leases(client: kube::Client, which: Range<usize>) {
+async fn renew_leases(client: cleat_runtime::Client, which: Range<usize>) {
     loop {
         tokio::time::sleep(LEASE_RENEW_INTERVAL).await;
         for n in which.clone() {
@@ -140,7 +140,7 @@ async fn renew_leases(client: kube::Client, which: Range<usize>) {
 }
 
 struct Bench {
-    client: kube::Client,
+    client: cleat_runtime::Client,
     counts: Arc<Mutex<ObservedCounts>>,
     changed: Arc<Notify>,
     _caches: Caches,
@@ -148,7 +148,7 @@ struct Bench {
 
 impl Bench {
     async fn new(stack: &Stack) -> Self {
-        let client = stack.client();
+        let client = cleat_runtime::Client::from(stack.client());
         let caches = Caches::new(client.clone(), CancellationToken::new());
         let (counts, changed) = (Arc::new(Mutex::new(ObservedCounts::default())), Arc::new(Notify::new()));
         count(caches.attachments(), &counts, &changed, |counts, name, attachment: Option<&VolumeAttachment>| {
@@ -228,7 +228,7 @@ impl Bench {
         let reported = self.time_until(started, "the nodes list all volumes", |c| c.reported.sum == volumes);
         let ((), attached, reported) = tokio::join!(create, attached, reported);
 
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), "default");
+        let pods: Api<Pod> = Api::namespaced(self.client.kube().clone(), "default");
         let started = Instant::now();
         let immediately = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
         let delete = stream::iter(0..volumes).for_each_concurrent(MAX_CONCURRENT_REQUESTS, |n| {

@@ -65,7 +65,7 @@ struct Bench {
     _directory: tempfile::TempDir,
     pool: PathBuf,
     stack: Stack,
-    client: kube::Client,
+    client: cleat_runtime::Client,
     claims: Arc<WatchedPhases>,
     volumes: Arc<WatchedPhases>,
     changed: Arc<Notify>,
@@ -76,10 +76,10 @@ impl Bench {
         let directory = tempfile::Builder::new().prefix("cb-").tempdir().expect("a temporary directory");
         let config = StackConfig::scratch(directory.path(), 1, env!("CARGO_BIN_EXE_cleat"));
         let stack = Stack::start(config).await.expect("the stack starts");
-        let client = stack.client();
+        let client = cleat_runtime::Client::from(stack.client());
         let changed = Arc::new(Notify::new());
-        let claims = WatchedPhases::watch::<PersistentVolumeClaim>(&client, &changed);
-        let volumes = WatchedPhases::watch::<PersistentVolume>(&client, &changed);
+        let claims = WatchedPhases::watch::<PersistentVolumeClaim>(client.kube(), &changed);
+        let volumes = WatchedPhases::watch::<PersistentVolume>(client.kube(), &changed);
         Self { pool: stack.layout().pool(), _directory: directory, stack, client, claims, volumes, changed }
     }
 

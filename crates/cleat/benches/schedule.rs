@@ -13,12 +13,12 @@ use cleat::up::{Stack, StackConfig};
 use cleat_api::key::Key;
 use cleat_api::{claim, pod};
 use cleat_drivers::block;
+use cleat_runtime::Client;
 use cleat_runtime::write::{self, Part};
 use cleat_runtime::{Caches, Change};
 use futures::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::CSINode;
-use kube::Client;
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -40,7 +40,7 @@ async fn main() {
         let directory = tempfile::Builder::new().prefix("cb-").tempdir().expect("a temporary directory");
         let config = StackConfig::scratch(directory.path(), 1, env!("CARGO_BIN_EXE_cleat"));
         let stack = Stack::start(config).await.expect("the stack starts");
-        burst(&stack.client(), round, pods, nodes).await;
+        burst(&stack.client().into(), round, pods, nodes).await;
         stack.stop().await;
     }
 }

@@ -43,14 +43,14 @@ async fn main() {
 }
 
 struct Bench {
-    client: kube::Client,
+    client: cleat_runtime::Client,
     caches: Caches,
     changed: Arc<Notify>,
 }
 
 impl Bench {
     async fn new(stack: &Stack) -> Self {
-        let client = stack.client();
+        let client = cleat_runtime::Client::from(stack.client());
         let caches = Caches::new(client.clone(), CancellationToken::new());
         let changed = Arc::new(Notify::new());
         tokio::join!(

@@ -89,7 +89,8 @@ impl Rig {
     async fn create_attachment(&self) {
         let spec = json!({ "name": "data", "flexVolume": { "driver": "acme/disk", "options": { "lun": "7" } } });
         let flex = FlexVolume::from_pod_volume(&serde_json::from_value(spec).unwrap()).unwrap();
-        let spec = json!({ "attacher": ATTACHER, "nodeName": "n1", "source": { "inlineVolumeSpec": flex.to_inline_spec() } });
+        let spec =
+            json!({ "attacher": ATTACHER, "nodeName": "n1", "source": { "inlineVolumeSpec": flex.to_inline_spec() } });
         let attachment = serde_json::from_value(json!({ "metadata": { "name": "va" }, "spec": spec })).unwrap();
         self.attachments.create(&PostParams::default(), &attachment).await.unwrap();
     }

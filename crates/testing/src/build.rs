@@ -13,8 +13,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
 
-use cleat_api::well_known::annotation;
 use cleat_api::names;
+use cleat_api::well_known::annotation;
 
 pub const DRIVER: &str = "block.cleat.dev";
 

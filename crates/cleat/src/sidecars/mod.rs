@@ -228,7 +228,7 @@ fn lease_namespace(common: &CommonArgs, client: &Client) -> String {
 fn election(common: &CommonArgs, client: Client, lease: Key) -> Election {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     Election {
-        client,
+        client: client.into(),
         clock: Arc::new(SystemClock),
         lease,
         labels: common.leader_election_labels.as_ref().clone(),

@@ -138,7 +138,7 @@ impl Stack {
             .with_context(|| format!("opening the API server in {}", layout.root().display()))?;
         let stop_acting = CancellationToken::new();
         let mut stack = Self {
-            caches: Caches::new(server.component("system:cleat:caches"), stop_acting.clone()),
+            caches: Caches::new(component(&server, "system:cleat:caches"), stop_acting.clone()),
             server: Arc::new(server),
             drivers: Vec::new(),
             acting: JoinSet::new(),
@@ -149,7 +149,7 @@ impl Stack {
         };
         let (server, stop) = (stack.server.clone(), stack.stop_serving.clone());
         stack.serving.spawn(async move { server.serve(stop).await });
-        objects::ensure(&stack.client()).await?;
+        objects::ensure(&stack.client().into()).await?;
         stack.start_drivers(&config, &names)?;
         let flex = stack.start_flex_drivers(&config);
         stack.start_controllers(&config, flex);
@@ -257,7 +257,7 @@ impl Stack {
         self.acting.spawn(async move {
             let Some(driver) = Driver::connect(client, &stop).await else { return };
             let mut running = JoinSet::new();
-            if !without.contains(&Part::Provisioner) {
+            if !without.contains(&StackPart::Provisioner) {
                 let publish = capacity::CapacityOptions::new("kube-system");
                 running.spawn(capacity::run(provisioner.clone(), driver.clone(), publish, stop.clone()));
                 running.spawn(csi_provisioner::run(
@@ -267,20 +267,20 @@ impl Stack {
                     stop.clone(),
                 ));
             }
-            if !without.contains(&Part::Attacher) {
+            if !without.contains(&StackPart::Attacher) {
                 running.spawn(csi_attacher::run(attacher, driver, csi_attacher::CsiAttacherOptions::default(), stop));
             }
             running.join_all().await;
         });
         for node in nodes {
-            let announcement = NodeRegistrarOptions {
+            let options = NodeRegistrarOptions {
                 driver_socket: self.layout.node_socket(node, block::NAME),
                 registry: self.layout.registry(node),
             };
             let stop = self.stop_acting.clone();
             self.acting.spawn(async move {
-                if let Err(failure) = node_registrar::run(announcement, stop).await {
-                    error!(%failure, "the driver cannot be announced to its node");
+                if let Err(failure) = node_registrar::run(options, stop).await {
+                    error!(%failure, "the driver cannot be registered with its node");
                 }
             });
         }
@@ -289,7 +289,7 @@ impl Stack {
     fn start_nodes(&mut self, nodes: &[String]) {
         for name in nodes {
             let config = cleat_node::Config::new(name, self.layout.node(name));
-            let client = self.server.component(&format!("system:node:{name}"));
+            let client = component(&self.server, &format!("system:node:{name}"));
             let agent = cleat_node::Agent::new(config, client, self.caches.clone());
             let stop = self.stop_acting.clone();
             let node = name.clone();
@@ -304,7 +304,7 @@ impl Stack {
 
 /// The client of a component, authenticated as `user`. Calls do not leave the process.
 fn component(server: &ApiServer, user: &str) -> cleat_runtime::Client {
-    cleat_runtime::Client::in_process(server.component(user), server.direct(user))
+    cleat_runtime::Client::in_process(server.transport(user), server.component(user))
 }
 
 /// Creates the directories that drivers and node agents expect.

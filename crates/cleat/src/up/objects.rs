@@ -4,10 +4,9 @@ use anyhow::{Context as _, Result};
 use cleat_api::claim::WAIT_FOR_FIRST_CONSUMER;
 use cleat_api::well_known::annotation;
 use cleat_drivers::block;
-use cleat_runtime::write;
+use cleat_runtime::{Client, write};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSIDriverSpec, StorageClass};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Client;
 
 /// The default StorageClass. Its volumes are created immediately.
 pub const CLASS: &str = "cleat-block";

@@ -60,7 +60,7 @@ pub enum AttachmentState {
     Unconfirmed,
     /// `status.attached` is true.
     Attached,
-    /// A delete was requested_storage, and the object still exists or may exist.
+    /// A delete was requested, and the object still exists or may exist.
     Detaching,
 }
 

@@ -55,7 +55,8 @@ impl AttachObserver {
             pods_by_node: pods.index(|p| pod::node_name(p).map(ToOwned::to_owned).into_iter().collect()),
             pods_by_inline_volume: pods
                 .index(|p| inline_volumes(p).into_iter().map(|(unique_name, _)| unique_name).collect()),
-            attachments_by_inline_volume: attachments.index(|a| flex::inline_unique_volume_name(a).into_iter().collect()),
+            attachments_by_inline_volume: attachments
+                .index(|a| flex::inline_unique_volume_name(a).into_iter().collect()),
             attachments_by_volume: attachments
                 .index(|a| a.spec.source.persistent_volume_name.clone().into_iter().collect()),
             attachments_by_node: attachments.index(|a| vec![a.spec.node_name.clone()]),

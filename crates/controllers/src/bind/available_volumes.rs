@@ -52,7 +52,8 @@ impl AvailableVolumes {
 
     pub(super) fn insert(&mut self, volume: Arc<PersistentVolume>) {
         let name = volume.metadata.name.clone().unwrap_or_default();
-        let modes: Vec<String> = cleat_api::matching::access_modes(&volume).into_iter().map(ToOwned::to_owned).collect();
+        let modes: Vec<String> =
+            cleat_api::matching::access_modes(&volume).into_iter().map(ToOwned::to_owned).collect();
         let (class, mode_count) = (volume_class(&volume).to_owned(), modes.len());
         let key = (modes, capacity(&volume), name.clone());
         let volumes = self.by_class.entry(class.clone()).or_default().entry(mode_count).or_default();

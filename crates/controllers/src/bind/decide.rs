@@ -6,8 +6,8 @@ use cleat_api::claim::{
     self, claim_class, claim_phase, is_reserved_for, volume_name, volume_phase, waits_for_consumer,
 };
 use cleat_api::key::Meta as _;
-use cleat_api::well_known::{annotation, finalizer};
 use cleat_api::migrate;
+use cleat_api::well_known::{annotation, finalizer};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;

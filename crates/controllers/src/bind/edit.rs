@@ -2,8 +2,8 @@
 
 use cleat_api::claim::claim_phase;
 use cleat_api::key::Meta as _;
-use cleat_api::well_known::{annotation, finalizer};
 use cleat_api::names;
+use cleat_api::well_known::{annotation, finalizer};
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::{Resource as _, ResourceExt as _};
@@ -190,7 +190,8 @@ mod tests {
     #[test]
     fn migration_sets_the_driver_and_removes_the_plugins_finalizer() {
         let mut volume = build::volume("v", "", "1Gi");
-        volume.metadata.finalizers = Some(vec![finalizer::IN_TREE_PV_CONTROLLER.to_owned(), finalizer::PV_PROTECTION.to_owned()]);
+        volume.metadata.finalizers =
+            Some(vec![finalizer::IN_TREE_PV_CONTROLLER.to_owned(), finalizer::PV_PROTECTION.to_owned()]);
         let migrated = with_migration(volume, MigrationAnnotation::Set("ebs.csi.aws.com"));
         assert_eq!(migrated.metadata.annotation(annotation::MIGRATED_TO), Some("ebs.csi.aws.com"));
         assert_eq!(migrated.metadata.finalizers, Some(vec![finalizer::PV_PROTECTION.to_owned()]));

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use cleat_api::condition::{node_is_ready, node_ready, pod_condition};
 use cleat_api::key::Meta as _;
-use cleat_api::well_known::taint;
 use cleat_api::toleration::tolerates;
+use cleat_api::well_known::taint;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Pod, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use cleat_api::claim::{claim_class, claim_ref, claim_ref_key, volume_class, volume_name};
 use cleat_api::key::Meta as _;
-use cleat_api::well_known::finalizer;
 use cleat_api::names;
+use cleat_api::well_known::finalizer;
 use cleat_controllers::bind::decide::{self as bind, ReferencedClaim};
 use cleat_controllers::bind::edit;
 use cleat_sidecars::csi_provisioner::decide::reclaim::{self, ReclaimDecision, ReclaimSnapshot};
@@ -409,8 +409,8 @@ impl Actor {
             Step::RecordVolume(plan) => {
                 let claim = claim()?;
                 let created = cleat_csi::v1::Volume { volume_id: plan.request.name.clone(), ..Default::default() };
-                let record =
-                    persistent_volume::build(&claim, &plan, build::DRIVER, "model", created).expect("no plugin is migrated");
+                let record = persistent_volume::build(&claim, &plan, build::DRIVER, "model", created)
+                    .expect("no plugin is migrated");
                 if let Some(written) = server.create_volume(record) {
                     self.apply_event(Event::Volume(written));
                 }

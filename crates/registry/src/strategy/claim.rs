@@ -251,8 +251,8 @@ fn check_immutable(new: &PersistentVolumeClaim, old: &PersistentVolumeClaim, err
     let count =
         |spec: &PersistentVolumeClaimSpec| spec.resources.as_ref().and_then(|r| Some(r.requests.as_ref()?.len()));
     // The same size in another spelling is the same size.
-    let same_size =
-        count(spec) == count(&allowed) && requested_storage(new).zip(requested_storage(old)).is_some_and(|(new, old)| new == old);
+    let same_size = count(spec) == count(&allowed)
+        && requested_storage(new).zip(requested_storage(old)).is_some_and(|(new, old)| new == old);
     if same_size {
         allowed.resources.get_or_insert_default().requests = requests(spec);
     }

@@ -15,8 +15,7 @@ use crate::client::Client;
 
 /// A server with one ConfigMap. A PUT returns its body; any other name is not found.
 fn respond(request: &Request<Bytes>) -> (StatusCode, Bytes) {
-    let map =
-        r#"{"metadata":{"name":"m","namespace":"s","resourceVersion":"7","managedFields":[{"manager":"x"}]}}"#;
+    let map = r#"{"metadata":{"name":"m","namespace":"s","resourceVersion":"7","managedFields":[{"manager":"x"}]}}"#;
     match (request.method(), request.uri().path()) {
         (&Method::GET, "/api/v1/namespaces/s/configmaps/m") => (StatusCode::OK, Bytes::from_static(map.as_bytes())),
         (&Method::PUT, _) => (StatusCode::OK, request.body().clone()),

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use cleat_api::claim::waits_for_consumer;
 use cleat_api::key::Meta as _;
-use cleat_api::well_known::label;
 use cleat_api::names::sha256_hex;
+use cleat_api::well_known::label;
 use k8s_openapi::api::storage::v1::{CSIStorageCapacity, StorageClass};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::well_known::annotation;
 use cleat_api::names;
+use cleat_api::well_known::annotation;
 use cleat_runtime::Outcome;
 use cleat_runtime::write::{self, Part, WriteError};
 use k8s_openapi::api::core::v1::{PersistentVolume, Secret, SecretReference};

@@ -103,7 +103,10 @@ fn target(snapshot: &AttachmentSnapshot) -> Result<TargetVolume<'_>, String> {
     let target = match (&source.persistent_volume_name, &source.inline_volume_spec) {
         (Some(name), _) => {
             let stored = snapshot.volume.as_ref().ok_or_else(|| format!("persistentvolume {name:?} not found"))?;
-            TargetVolume { stored: Some(stored), volume: migrate::translate_volume(stored).map_err(|error| error.to_string())? }
+            TargetVolume {
+                stored: Some(stored),
+                volume: migrate::translate_volume(stored).map_err(|error| error.to_string())?,
+            }
         }
         (None, Some(spec)) => {
             let volume = PersistentVolume { metadata: ObjectMeta::default(), spec: Some(spec.clone()), status: None };

@@ -88,7 +88,9 @@ impl FlexAttacher {
                 );
                 self.write_status(attachment, json!({ "attached": false, "attachmentMetadata": null })).await?;
             }
-            Err(error) => debug!(volume = volume.unique_volume_name(), node, %error, "attachment could not be verified"),
+            Err(error) => {
+                debug!(volume = volume.unique_volume_name(), node, %error, "attachment could not be verified")
+            }
         }
         Ok(())
     }

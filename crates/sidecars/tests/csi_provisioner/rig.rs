@@ -55,11 +55,11 @@ impl Rig {
         let stop = CancellationToken::new();
         let caches = Caches::new(server.component("system:cleat:caches"), stop.clone());
         let context = |user: &str| Context {
-            client: cleat_runtime::Client::in_process(server.component(user), server.direct(user)),
+            client: cleat_runtime::Client::in_process(server.transport(user), server.component(user)),
             caches: caches.clone(),
             clock: Arc::new(SystemClock),
         };
-        let binder = bind::Options { holding_provisioners: [DRIVER.to_owned()].into() };
+        let binder = bind::BindOptions { holding_provisioners: [DRIVER.to_owned()].into() };
         tokio::spawn(bind::run(context("system:cleat:binder"), binder, stop.clone()));
         tokio::spawn(protect::run(context("system:cleat:protector"), stop.clone()));
         Self { client: server.client("system:admin"), stop, server, dir }

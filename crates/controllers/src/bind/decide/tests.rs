@@ -453,14 +453,14 @@ fn a_claim_is_not_reconciled_again_after_its_own_request_for_provisioning() {
         c
     };
     let with = |edit: fn(&mut PersistentVolumeClaim)| {
-        let mut c = requested_storage(build::DRIVER);
+        let mut c = requested(build::DRIVER);
         edit(&mut c);
         c
     };
     for (case, old, new, want) in [
-        ("requested", plain.clone(), requested_storage(build::DRIVER), true),
-        ("requested from another provisioner", plain.clone(), requested_storage("other"), false),
-        ("requested before", requested_storage(build::DRIVER), requested_storage(build::DRIVER), false),
+        ("requested", plain.clone(), requested(build::DRIVER), true),
+        ("requested from another provisioner", plain.clone(), requested("other"), false),
+        ("requested before", requested(build::DRIVER), requested(build::DRIVER), false),
         ("not requested", plain.clone(), plain.clone(), false),
         (
             "a node was selected",

@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use cleat_api::well_known::{label, taint};
 use cleat_api::matching::{is_available_for, is_usable};
 use cleat_api::selector::{self, topology_matches};
 use cleat_api::toleration::tolerates;
+use cleat_api::well_known::{label, taint};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Taint, Toleration};
 
 use super::SchedulerState;

@@ -24,8 +24,8 @@ use std::sync::Arc;
 
 use cleat_api::claim::{claim_class, claim_ref, claim_ref_key, is_reserved_for, requested_storage, volume_name};
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::well_known::annotation;
 use cleat_api::pod::claim_volumes;
+use cleat_api::well_known::annotation;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, ObjectReference, PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::Resource as _;

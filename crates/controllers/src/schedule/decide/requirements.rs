@@ -5,9 +5,9 @@ use std::sync::Arc;
 use cleat_api::access::READ_WRITE_ONCE_POD;
 use cleat_api::claim::{claim_class, claim_phase, is_reserved_for, requested_storage, volume_name, waits_for_consumer};
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::well_known::annotation;
 use cleat_api::migrate;
 use cleat_api::pod::{ClaimVolume, claim_volumes};
+use cleat_api::well_known::annotation;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
 

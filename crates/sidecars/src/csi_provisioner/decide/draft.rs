@@ -138,7 +138,8 @@ fn volume_capabilities(
             volume_mount_group: String::new(),
         })
     };
-    let modes = if driver.single_node_multi_writer { MultiWriterSupport::Supported } else { MultiWriterSupport::Unsupported };
+    let modes =
+        if driver.single_node_multi_writer { MultiWriterSupport::Supported } else { MultiWriterSupport::Unsupported };
     let capability = |mode: &String| {
         let mode = access::to_csi_mode(mode, modes).map_err(|e| e.to_string())?;
         Ok(VolumeCapability {

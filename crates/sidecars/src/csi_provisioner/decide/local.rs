@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use cleat_api::claim::waits_for_consumer;
-use cleat_api::well_known::annotation;
 use cleat_api::selector;
+use cleat_api::well_known::annotation;
 use cleat_csi::v1::{CreateVolumeRequest, GetCapacityRequest};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;

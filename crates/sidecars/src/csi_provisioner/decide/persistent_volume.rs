@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use cleat_api::claim::{claim_class, claim_volume_mode};
-use cleat_api::well_known::{PROVISIONER_IDENTITY, annotation, finalizer};
 use cleat_api::migrate::{self, MigrateError};
 use cleat_api::quantity::Quantity;
+use cleat_api::well_known::{PROVISIONER_IDENTITY, annotation, finalizer};
 use cleat_csi::v1::Volume;
 use k8s_openapi::api::core::v1::{
     CSIPersistentVolumeSource, ObjectReference, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec,

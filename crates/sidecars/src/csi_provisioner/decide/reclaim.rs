@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use cleat_api::claim::{claim_ref, claim_ref_key, volume_phase};
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::well_known::{annotation, finalizer};
 use cleat_api::migrate;
+use cleat_api::well_known::{annotation, finalizer};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 

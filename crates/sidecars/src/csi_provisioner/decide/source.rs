@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use cleat_api::claim::{self, claim_class, volume_phase};
 use cleat_api::key::{Key, Meta as _};
-use cleat_api::well_known::{annotation, finalizer};
 use cleat_api::quantity::Quantity;
+use cleat_api::well_known::{annotation, finalizer};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 
 use super::ProvisionPolicy;
