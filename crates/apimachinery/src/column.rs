@@ -4,21 +4,24 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde_json::Value;
 
+/// A column definition of a Table.
 #[derive(Clone, Copy, Debug)]
-pub struct ColumnOf<'a> {
+pub struct TableColumn<'a> {
     pub name: &'a str,
-    pub kind: &'a str,
+    /// The OpenAPI type: `string`, `integer`, `boolean` or `date`.
+    pub value_type: &'a str,
     pub format: &'a str,
+    /// 0 for a column that is always shown, 1 for one that `kubectl get -o wide` shows.
     pub priority: i32,
     pub description: &'a str,
 }
 
-/// A column known when the server was built.
-pub type Column = ColumnOf<'static>;
+/// A column of a built-in kind.
+pub type Column = TableColumn<'static>;
 
 pub const NAME: Column = Column {
     name: "Name",
-    kind: "string",
+    value_type: "string",
     format: "name",
     priority: 0,
     description: "Name of the object, unique within its namespace or cluster.",
@@ -26,18 +29,19 @@ pub const NAME: Column = Column {
 pub const AGE: Column =
     Column::text("Age", "Time since the object was created, as the server saw it when it answered.");
 
-/// For kinds without columns of their own.
-pub const CREATED: Column = Column { kind: "date", ..Column::text("Created At", "When the object was created.") };
+/// The creation time, for kinds that show it instead of an age.
+pub const CREATED: Column = Column { value_type: "date", ..Column::text("Created At", "When the object was created.") };
 
-impl ColumnOf<'static> {
+impl TableColumn<'static> {
     pub const fn text(name: &'static str, description: &'static str) -> Self {
-        Self { name, kind: "string", format: "", priority: 0, description }
+        Self { name, value_type: "string", format: "", priority: 0, description }
     }
 
-    pub const fn of(self, kind: &'static str) -> Self {
-        Self { kind, ..self }
+    pub const fn with_type(self, value_type: &'static str) -> Self {
+        Self { value_type, ..self }
     }
 
+    /// Shows the column with `-o wide` only.
     pub const fn wide(self) -> Self {
         Self { priority: 1, ..self }
     }
@@ -59,12 +63,13 @@ pub fn age(meta: &ObjectMeta, now: Timestamp) -> Value {
     since(meta.creation_timestamp.as_ref(), now).into()
 }
 
-/// A time as the span until now, in the words kubectl users know.
+/// The time that has passed since `time`, in the format of kubectl.
 pub fn since(time: Option<&Time>, now: Timestamp) -> String {
-    time.map_or_else(|| "<unknown>".into(), |t| span(now.as_second() - t.0.as_second()))
+    time.map_or_else(|| "<unknown>".into(), |t| human_duration(now.as_second() - t.0.as_second()))
 }
 
-fn span(seconds: i64) -> String {
+/// Formats a duration with at most two units, as kubectl does. Clocks may differ by a second: -1 is shown as `0s`.
+fn human_duration(seconds: i64) -> String {
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
     let pair = |big: i64, unit: &str, small: i64, small_unit: &str| match small {
         0 => format!("{big}{unit}"),
@@ -87,10 +92,10 @@ fn span(seconds: i64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::span;
+    use super::human_duration;
 
     #[test]
-    fn ages_read_as_kubectl_users_know_them() {
+    fn ages_have_the_format_of_kubectl() {
         for (seconds, want) in [
             (-5, "<invalid>"),
             (-1, "0s"),
@@ -105,7 +110,7 @@ mod tests {
             (180_000, "2d2h"),
             (864_000, "10d"),
         ] {
-            assert_eq!(span(seconds), want, "{seconds}");
+            assert_eq!(human_duration(seconds), want, "{seconds}");
         }
     }
 }

@@ -27,17 +27,17 @@ pub enum PutMissing {
 
 /// Whether the first write to an object can turn out to change nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FirstWrite {
-    MayBeNothing,
+pub enum FirstUpdate {
+    MayBeNoop,
     /// Something that only reading fills in is written down by it, so it always has a version of its own.
-    Counts,
+    AlwaysStored,
 }
 
 /// Where an object keeps what the `scale` subresource shows. Paths are lists of field names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Scale {
-    pub wanted: Vec<String>,
-    pub actual: Vec<String>,
+pub struct ScalePaths {
+    pub spec_replicas: Vec<String>,
+    pub status_replicas: Vec<String>,
     pub selector: ScaleSelector,
 }
 
@@ -45,19 +45,19 @@ pub struct Scale {
 pub enum ScaleSelector {
     None,
     /// In the words of a label selector.
-    Text(Vec<String>),
+    String(Vec<String>),
     /// As an object of labels and expressions.
-    Labels(Vec<String>),
+    LabelSelector(Vec<String>),
 }
 
-impl Scale {
+impl ScalePaths {
     /// As all workloads have it.
-    pub fn by_labels() -> Self {
+    pub fn of_workload() -> Self {
         let path = |parts: [&str; 2]| parts.map(Into::into).to_vec();
         Self {
-            wanted: path(["spec", "replicas"]),
-            actual: path(["status", "replicas"]),
-            selector: ScaleSelector::Labels(path(["spec", "selector"])),
+            spec_replicas: path(["spec", "replicas"]),
+            status_replicas: path(["status", "replicas"]),
+            selector: ScaleSelector::LabelSelector(path(["spec", "selector"])),
         }
     }
 }
@@ -73,25 +73,25 @@ pub struct Descriptor {
     pub categories: Vec<String>,
     pub namespaced: bool,
     pub has_status: bool,
-    pub scale: Option<Scale>,
+    pub scale: Option<ScalePaths>,
     /// Somebody defined it.
     pub custom: bool,
     pub delete_reply: DeleteReply,
     pub put_version: PutVersion,
     pub put_missing: PutMissing,
-    pub first_write: FirstWrite,
+    pub first_update: FirstUpdate,
     /// Is the kind a question that is answered and not stored?
-    only_created: bool,
+    create_only: bool,
     pub list_kind: String,
     /// What follows the root in the storage key.
-    storage: String,
+    storage_path: String,
     /// Every stored object of the kind begins with these bytes; the resourceVersion is inserted after them.
     head: String,
 }
 
 impl Descriptor {
     pub fn new(group: &str, version: &str, kind: &str, plural: &str) -> Self {
-        let mut made = Self {
+        let mut descriptor = Self {
             group: group.into(),
             version: version.into(),
             kind: kind.into(),
@@ -107,16 +107,16 @@ impl Descriptor {
             delete_reply: DeleteReply::Object,
             put_version: PutVersion::Optional,
             put_missing: PutMissing::NotFound,
-            first_write: FirstWrite::MayBeNothing,
-            only_created: false,
-            storage: plural.into(),
+            first_update: FirstUpdate::MayBeNoop,
+            create_only: false,
+            storage_path: plural.into(),
             head: String::new(),
         };
-        made.head = format!(r#"{{"apiVersion":"{}","kind":"{}","metadata":{{"#, made.api_version(), kind);
-        made
+        descriptor.head = format!(r#"{{"apiVersion":"{}","kind":"{}","metadata":{{"#, descriptor.api_version(), kind);
+        descriptor
     }
 
-    pub fn short(mut self, names: &[&str]) -> Self {
+    pub fn short_names(mut self, names: &[&str]) -> Self {
         self.short_names = names.iter().map(|n| (*n).into()).collect();
         self
     }
@@ -136,7 +136,7 @@ impl Descriptor {
         self
     }
 
-    pub fn scales(mut self, scale: Scale) -> Self {
+    pub fn with_scale(mut self, scale: ScalePaths) -> Self {
         self.scale = Some(scale);
         self
     }
@@ -156,18 +156,18 @@ impl Descriptor {
         self
     }
 
-    pub fn first_write_counts(mut self) -> Self {
-        self.first_write = FirstWrite::Counts;
+    pub fn always_stores_first_update(mut self) -> Self {
+        self.first_update = FirstUpdate::AlwaysStored;
         self
     }
 
-    pub fn only_created(mut self) -> Self {
-        self.only_created = true;
+    pub fn create_only(mut self) -> Self {
+        self.create_only = true;
         self
     }
 
     pub fn stored_under(mut self, segment: &str) -> Self {
-        self.storage = segment.into();
+        self.storage_path = segment.into();
         self
     }
 
@@ -201,8 +201,8 @@ impl Descriptor {
         const ROOT: &str = "/registry/";
         let namespace = namespace.filter(|_| self.namespaced);
         let inside = namespace.map_or(0, |namespace| namespace.len() + 1);
-        let mut key = String::with_capacity(ROOT.len() + self.storage.len() + 1 + inside + name.len());
-        key.extend([ROOT, &self.storage, "/"]);
+        let mut key = String::with_capacity(ROOT.len() + self.storage_path.len() + 1 + inside + name.len());
+        key.extend([ROOT, &self.storage_path, "/"]);
         if let Some(namespace) = namespace {
             key.extend([namespace, "/"]);
         }
@@ -211,7 +211,7 @@ impl Descriptor {
     }
 
     pub fn verbs(&self) -> &'static [&'static str] {
-        if self.only_created {
+        if self.create_only {
             &["create"]
         } else if self.plural == "namespaces" {
             &["create", "delete", "get", "list", "patch", "update", "watch"]

@@ -5,7 +5,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use crate::descriptor::{Descriptor, Resource};
-use crate::field::FieldError;
+use crate::field_error::FieldError;
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ApiError {
@@ -13,8 +13,8 @@ pub enum ApiError {
     BadRequest(String),
     #[error("Unauthorized")]
     Unauthorized,
-    #[error("{}forbidden: {why}", refused(resource, name))]
-    Forbidden { resource: Resource, name: String, why: String, cause: Option<Box<Cause>> },
+    #[error("{}forbidden: {why}", target_prefix(resource, name))]
+    Forbidden { resource: Resource, name: String, why: String, cause: Option<Box<StatusCause>> },
     #[error("{resource} \"{name}\" not found")]
     NotFound { resource: Resource, name: String },
     #[error("the server could not find the requested resource")]
@@ -22,7 +22,7 @@ pub enum ApiError {
     #[error("the server does not allow this method on the requested resource")]
     MethodNotAllowed,
     #[error("{0}")]
-    NotAllowedNow(&'static str),
+    CreateNotAllowed(&'static str),
     #[error("only the following media types are accepted: application/json")]
     NotAcceptable,
     #[error("the body of the request was in an unknown format - accepted media types include: {0}")]
@@ -34,19 +34,19 @@ pub enum ApiError {
     #[error("{0}")]
     Expired(String),
     #[error("The provided continue parameter is too old to display a consistent list result.")]
-    ContinueExpired { fresh: String },
+    ContinueExpired { new_token: String },
     #[error("Request entity too large: limit is {limit}")]
     TooLarge { limit: usize },
-    #[error("{kind} \"{name}\" is invalid: {}", listed(errors))]
+    #[error("{kind} \"{name}\" is invalid: {}", join_messages(errors))]
     Invalid { kind: GroupKind, name: String, errors: Vec<FieldError> },
     #[error("the server rejected our request due to an error in our request")]
     PatchRejected,
-    #[error("Timeout: Too large resource version: {asked}, current: {current}")]
-    VersionTooLarge { asked: u64, current: u64 },
+    #[error("Timeout: Too large resource version: {requested}, current: {current}")]
+    VersionTooLarge { requested: u64, current: u64 },
     #[error("Timeout: the request's body did not come in time")]
-    Slow,
+    BodyTimeout,
     #[error("{message}")]
-    ApplyConflict { message: String, causes: Vec<ApplyCause> },
+    ApplyConflict { message: String, causes: Vec<ApplyConflictCause> },
     /// A failure that has no class of its own.
     #[error("{0}")]
     Unclassified(String),
@@ -58,7 +58,7 @@ pub enum ApiError {
 
 /// A cause that is not about the validity of a field.
 #[derive(Clone, Debug)]
-pub struct Cause {
+pub struct StatusCause {
     pub reason: &'static str,
     pub message: String,
     pub field: &'static str,
@@ -66,7 +66,7 @@ pub struct Cause {
 
 /// A field another manager owns.
 #[derive(Clone, Debug)]
-pub struct ApplyCause {
+pub struct ApplyConflictCause {
     pub message: String,
     pub field: String,
 }
@@ -89,7 +89,7 @@ impl std::fmt::Display for GroupKind {
 }
 
 /// What a refusal is about: an object, a resource, or something else altogether.
-fn refused(resource: &Resource, name: &str) -> String {
+fn target_prefix(resource: &Resource, name: &str) -> String {
     match (resource.plural.as_str(), name) {
         ("", _) => String::new(),
         (_, "") => format!("{resource} is "),
@@ -97,7 +97,7 @@ fn refused(resource: &Resource, name: &str) -> String {
     }
 }
 
-fn listed(errors: &[FieldError]) -> String {
+fn join_messages(errors: &[FieldError]) -> String {
     match errors {
         [one] => one.to_string(),
         many => format!("[{}]", many.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
@@ -150,20 +150,20 @@ impl ApiError {
             Self::Forbidden { resource, name, cause, .. } => {
                 let mut details = about(resource, name);
                 if let Some(cause) = cause {
-                    let Cause { reason, message, field } = &**cause;
+                    let StatusCause { reason, message, field } = &**cause;
                     details["causes"] = json!([{ "reason": reason, "message": message, "field": field }]);
                 }
                 (403, "Forbidden", Some(details), None)
             }
             Self::NotFound { resource, name } => (404, "NotFound", Some(about(resource, name)), None),
             Self::NoSuchResource => (404, "NotFound", Some(json!({})), None),
-            Self::MethodNotAllowed | Self::NotAllowedNow(_) => (405, "MethodNotAllowed", None, None),
+            Self::MethodNotAllowed | Self::CreateNotAllowed(_) => (405, "MethodNotAllowed", None, None),
             Self::NotAcceptable => (406, "NotAcceptable", None, None),
             Self::UnsupportedMediaType(_) => (415, "UnsupportedMediaType", None, None),
             Self::AlreadyExists { resource, name, .. } => (409, "AlreadyExists", Some(about(resource, name)), None),
             Self::Conflict { resource, name, .. } => (409, "Conflict", Some(about(resource, name)), None),
             Self::Expired(_) => (410, "Expired", None, None),
-            Self::ContinueExpired { fresh } => (410, "Expired", None, Some(json!({ "continue": fresh }))),
+            Self::ContinueExpired { new_token } => (410, "Expired", None, Some(json!({ "continue": new_token }))),
             Self::TooLarge { .. } => (413, "RequestEntityTooLarge", None, None),
             Self::Invalid { kind, name, errors } => {
                 let mut details = details(&kind.group, &kind.kind, name);
@@ -178,7 +178,7 @@ impl ApiError {
                 let cause = json!({ "reason": "ResourceVersionTooLarge", "message": "Too large resource version" });
                 (504, "Timeout", Some(json!({ "causes": [cause], "retryAfterSeconds": 1 })), None)
             }
-            Self::Slow => (504, "Timeout", None, None),
+            Self::BodyTimeout => (504, "Timeout", None, None),
             Self::ApplyConflict { causes, .. } => {
                 let causes: Vec<Value> = causes
                     .iter()
@@ -226,7 +226,7 @@ impl From<ListError> for ApiError {
     fn from(error: ListError) -> Self {
         match error {
             ListError::TooOld { .. } => Self::Expired("The resourceVersion for the provided list is too old.".into()),
-            ListError::Future { asked, current } => Self::VersionTooLarge { asked, current },
+            ListError::Future { asked, current } => Self::VersionTooLarge { requested: asked, current },
             ListError::Read(error) => error.into(),
         }
     }
@@ -276,7 +276,7 @@ mod tests {
                  required",
             ),
             (
-                ApiError::VersionTooLarge { asked: 9999, current: 813 },
+                ApiError::VersionTooLarge { requested: 9999, current: 813 },
                 504,
                 "Timeout",
                 "Timeout: Too large resource version: 9999, current: 813",

@@ -8,7 +8,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 /// The members of an object, each as its text, sorted by name; nothing for anything but an object.
-pub fn members(text: &str) -> Option<Vec<(Cow<'_, str>, &str)>> {
+pub fn parse_members(text: &str) -> Option<Vec<(Cow<'_, str>, &str)>> {
     if !text.starts_with('{') {
         return None;
     }
@@ -17,10 +17,10 @@ pub fn members(text: &str) -> Option<Vec<(Cow<'_, str>, &str)>> {
 
 fn plain_members(text: &str) -> Option<Vec<(Cow<'_, str>, &str)>> {
     let mut rest = JsonScanner(text.as_bytes());
-    rest.take(b'{')?;
+    rest.consume(b'{')?;
     let mut found: Vec<(Cow<'_, str>, &str)> = Vec::with_capacity(16);
-    while let Some(name) = rest.member()? {
-        let value = rest.value()?;
+    while let Some(name) = rest.next_member()? {
+        let value = rest.read_value()?;
         let end = text.len() - rest.0.len();
         let name = std::str::from_utf8(name).ok()?;
         found.push((Cow::Borrowed(name), text.get(end - value.len()..end)?));
@@ -42,17 +42,17 @@ fn any_members(text: &str) -> Option<Vec<(Cow<'_, str>, &str)>> {
 }
 
 /// One of the members, by its name.
-pub fn member<'a>(members: &[(Cow<'_, str>, &'a str)], name: &str) -> Option<&'a str> {
+pub fn find_member<'a>(members: &[(Cow<'_, str>, &'a str)], name: &str) -> Option<&'a str> {
     let at = members.binary_search_by(|(other, _)| (**other).cmp(name)).ok()?;
     Some(members[at].1)
 }
 
-pub fn value(text: &str) -> Value {
+pub fn parse_value(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_default()
 }
 
 /// The text after a merge patch (RFC 7386). What the patch does not mention is copied as it is.
-pub fn merged(text: &str, patch: &Value) -> String {
+pub fn apply_merge_patch(text: &str, patch: &Value) -> String {
     let mut out = String::with_capacity(text.len() + 64);
     merge(Some(text), patch, &mut out);
     out
@@ -63,7 +63,7 @@ fn merge(old: Option<&str>, patch: &Value, out: &mut String) {
         out.push_str(&patch.to_string());
         return;
     };
-    let old = old.and_then(members).unwrap_or_default();
+    let old = old.and_then(parse_members).unwrap_or_default();
     let mut separator = '{';
     let mut begin = |name: &str, out: &mut String| {
         out.push(separator);
@@ -88,7 +88,7 @@ fn merge(old: Option<&str>, patch: &Value, out: &mut String) {
         }
     }
     for (name, patch) in wanted {
-        if !patch.is_null() && member(&old, name).is_none() {
+        if !patch.is_null() && find_member(&old, name).is_none() {
             begin(name, out);
             merge(None, patch, out);
         }
@@ -109,18 +109,18 @@ impl<'a> JsonScanner<'a> {
         self.0.first().copied()
     }
 
-    pub fn take(&mut self, byte: u8) -> Option<()> {
+    pub fn consume(&mut self, byte: u8) -> Option<()> {
         self.0 = self.0.strip_prefix(&[byte])?;
         Some(())
     }
 
     /// Steps to the next member of an object that was entered, or out of the object if there is none.
-    pub fn member(&mut self) -> Option<Option<&'a [u8]>> {
+    pub fn next_member(&mut self) -> Option<Option<&'a [u8]>> {
         if self.peek()? == b'}' {
-            return self.take(b'}').map(|()| None);
+            return self.consume(b'}').map(|()| None);
         }
-        let _separator = self.take(b',');
-        self.take(b'"')?;
+        let _separator = self.consume(b',');
+        self.consume(b'"')?;
         let end = memchr::memchr2(b'"', b'\\', self.0)?;
         let (name, rest) = self.0.split_at(end);
         self.0 = rest.strip_prefix(b"\":")?;
@@ -128,16 +128,16 @@ impl<'a> JsonScanner<'a> {
     }
 
     /// Steps to the next element of a list that was entered, or out of the list if there is none.
-    pub fn element(&mut self) -> Option<bool> {
+    pub fn next_element(&mut self) -> Option<bool> {
         if self.peek()? == b']' {
-            return self.take(b']').map(|()| false);
+            return self.consume(b']').map(|()| false);
         }
-        let _separator = self.take(b',');
+        let _separator = self.consume(b',');
         Some(true)
     }
 
     /// Steps over a value, whatever it is.
-    pub fn value(&mut self) -> Option<&'a [u8]> {
+    pub fn read_value(&mut self) -> Option<&'a [u8]> {
         let text = self.0;
         let length = match self.peek()? {
             b'"' => string_length(text)?,
@@ -205,7 +205,7 @@ mod tests {
             json!("text"),
         ] {
             let text = old.to_string();
-            let got = merged(&text, &patch);
+            let got = apply_merge_patch(&text, &patch);
             let mut want = old.clone();
             json_patch::merge(&mut want, &patch);
             assert_eq!(serde_json::from_str::<Value>(&got).unwrap_or_else(|e| panic!("{got}: {e}")), want, "{patch}");
@@ -216,29 +216,29 @@ mod tests {
     fn members_are_found_however_the_text_is_written() {
         let want = vec![(Cow::Borrowed("a"), "1"), (Cow::Borrowed("b"), r#"{"c":[2]}"#)];
         for text in [r#"{"a":1,"b":{"c":[2]}}"#, r#"{"b":{"c":[2]},"a":1}"#, r#"{ "a" : 1, "b":{"c":[2]}}"#] {
-            assert_eq!(members(text).as_ref(), Some(&want), "{text}");
+            assert_eq!(parse_members(text).as_ref(), Some(&want), "{text}");
         }
-        assert_eq!(members(r#"{"\u0061":1,"b":{"c":[2]}}"#), Some(want.clone()));
-        assert_eq!(members(r#"{"a":0,"b":{"c":[2]},"a":1}"#), Some(want.clone()), "the last of one name counts");
-        assert_eq!((member(&want, "a"), member(&want, "c")), (Some("1"), None));
+        assert_eq!(parse_members(r#"{"\u0061":1,"b":{"c":[2]}}"#), Some(want.clone()));
+        assert_eq!(parse_members(r#"{"a":0,"b":{"c":[2]},"a":1}"#), Some(want.clone()), "the last of one name counts");
+        assert_eq!((find_member(&want, "a"), find_member(&want, "c")), (Some("1"), None));
         for nothing in ["[]", "1", r#"{"a":1"#, r#"{"a":1}}"#, ""] {
-            assert_eq!(members(nothing), None, "{nothing}");
+            assert_eq!(parse_members(nothing), None, "{nothing}");
         }
     }
 
     #[test]
     fn a_plain_text_is_stepped_through() {
         let mut text = JsonScanner(br#"{"a":"x\"]}","b":[1,[{"c":"]"}],null],"d":-1.5e3}rest"#);
-        text.take(b'{').unwrap();
+        text.consume(b'{').unwrap();
         let mut seen = Vec::new();
-        while let Some(name) = text.member().unwrap() {
-            let both = [name, text.value().unwrap()].map(|t| std::str::from_utf8(t).unwrap());
+        while let Some(name) = text.next_member().unwrap() {
+            let both = [name, text.read_value().unwrap()].map(|t| std::str::from_utf8(t).unwrap());
             seen.push(both);
         }
         assert_eq!(seen, [["a", r#""x\"]}""#], ["b", r#"[1,[{"c":"]"}],null]"#], ["d", "-1.5e3"]]);
         assert_eq!(text.0, b"rest");
         for unfinished in ["", " ", "{", "[1", "\"a", "\"a\\", ",", "}"] {
-            assert_eq!(JsonScanner(unfinished.as_bytes()).value(), None, "{unfinished:?}");
+            assert_eq!(JsonScanner(unfinished.as_bytes()).read_value(), None, "{unfinished:?}");
         }
     }
 }

@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 
-use crate::field::FieldError;
+use crate::field_error::FieldError;
 use crate::names::{self, NameRule};
 
-const ANNOTATIONS_LIMIT: usize = 256 << 10;
-const GENERATED_BASE: usize = 58;
-const GENERATED_LENGTH: usize = 5;
-const GENERATED_LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+const MAX_ANNOTATIONS_BYTES: usize = 256 << 10;
+const MAX_GENERATE_NAME_BYTES: usize = 58;
+const RANDOM_SUFFIX_BYTES: usize = 5;
+const RANDOM_SUFFIX_ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 
 /// The present, in the precision the API shows.
 pub fn now() -> Timestamp {
@@ -57,21 +57,21 @@ pub fn normalise(meta: &mut ObjectMeta) {
         text.take_if(|t| t.is_empty());
     }
     if let Some(owners) = &mut meta.owner_references {
-        let mut seen = BTreeSet::new();
-        owners.retain(|o| seen.insert(o.uid.clone()));
+        let mut uids = BTreeSet::new();
+        owners.retain(|o| uids.insert(o.uid.clone()));
     }
 }
 
 pub fn generated_name(base: &str) -> String {
-    let mut end = base.len().min(GENERATED_BASE);
+    let mut end = base.len().min(MAX_GENERATE_NAME_BYTES);
     while !base.is_char_boundary(end) {
         end -= 1;
     }
     let random = uuid::Uuid::new_v4().as_u128();
-    let letters = GENERATED_LETTERS.len() as u128;
+    let letters = RANDOM_SUFFIX_ALPHABET.len() as u128;
     // The low 62 bits of such a UUID are random; five letters need 24.
-    let suffix =
-        (0..GENERATED_LENGTH as u32).map(|i| GENERATED_LETTERS[(random / letters.pow(i) % letters) as usize] as char);
+    let suffix = (0..RANDOM_SUFFIX_BYTES as u32)
+        .map(|i| RANDOM_SUFFIX_ALPHABET[(random / letters.pow(i) % letters) as usize] as char);
     base[..end].chars().chain(suffix).collect()
 }
 
@@ -88,33 +88,33 @@ pub fn validate(meta: &ObjectMeta, rule: NameRule, finalizers: FinalizerRule) ->
     match meta.name.as_deref() {
         None | Some("") => errors.push(FieldError::required("metadata.name", "name or generateName is required")),
         Some(name) => {
-            if let Err(why) = names::check(name, rule) {
+            if let Err(why) = names::validate_name(name, rule) {
                 errors.push(FieldError::invalid("metadata.name", name, why));
             }
         }
     }
     for (key, value) in meta.labels.iter().flatten() {
-        if let Err(why) = names::qualified(key) {
+        if let Err(why) = names::validate_qualified_name(key) {
             errors.push(FieldError::invalid("metadata.labels", key, why));
         }
-        if let Err(why) = names::label_value(value) {
+        if let Err(why) = names::validate_label_value(value) {
             errors.push(FieldError::invalid("metadata.labels", value, why));
         }
     }
     let mut size = 0;
     for (key, value) in meta.annotations.iter().flatten() {
-        if let Err(why) = names::qualified(&key.to_ascii_lowercase()) {
+        if let Err(why) = names::validate_qualified_name(&key.to_ascii_lowercase()) {
             errors.push(FieldError::invalid("metadata.annotations", key, why));
         }
         size += key.len() + value.len();
     }
-    if size > ANNOTATIONS_LIMIT {
-        errors.push(FieldError::too_long("metadata.annotations", ANNOTATIONS_LIMIT));
+    if size > MAX_ANNOTATIONS_BYTES {
+        errors.push(FieldError::too_long("metadata.annotations", MAX_ANNOTATIONS_BYTES));
     }
     for finalizer in meta.finalizers.iter().flatten() {
         let standard = finalizers == FinalizerRule::Any
             || ["orphan", "foregroundDeletion", "kubernetes"].contains(&finalizer.as_str());
-        if let Err(why) = names::qualified(finalizer) {
+        if let Err(why) = names::validate_qualified_name(finalizer) {
             errors.push(FieldError::invalid("metadata.finalizers", finalizer, why));
         } else if !standard && !finalizer.contains('/') {
             let why = "name is neither a standard finalizer name nor is it fully qualified";

@@ -8,28 +8,28 @@ pub enum NameRule {
     PathSegment,
 }
 
-const SUBDOMAIN: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', \
+const SUBDOMAIN_MESSAGE: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', \
     and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is \
     '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
-const LABEL: &str = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start \
+const LABEL_MESSAGE: &str = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start \
     and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is \
     '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
-const QUALIFIED: &str = "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with \
+const QUALIFIED_MESSAGE: &str = "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with \
     an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is \
     '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
-const LABEL_VALUE: &str = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', \
+const LABEL_VALUE_MESSAGE: &str = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', \
     and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for \
     validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
 
-pub fn check(name: &str, rule: NameRule) -> Result<(), String> {
+pub fn validate_name(name: &str, rule: NameRule) -> Result<(), String> {
     match rule {
-        NameRule::Subdomain => subdomain(name),
-        NameRule::Label => label(name),
-        NameRule::PathSegment => path_segment(name),
+        NameRule::Subdomain => validate_subdomain(name),
+        NameRule::Label => validate_label(name),
+        NameRule::PathSegment => validate_path_segment(name),
     }
 }
 
-fn path_segment(name: &str) -> Result<(), String> {
+fn validate_path_segment(name: &str) -> Result<(), String> {
     match name {
         "." | ".." => Err(format!("may not be '{name}'")),
         _ => match name.chars().find(|c| ['/', '%'].contains(c)) {
@@ -46,31 +46,31 @@ fn is_label(text: &str) -> bool {
         && bytes.iter().all(|b| inner(b) || *b == b'-')
 }
 
-pub fn subdomain(name: &str) -> Result<(), String> {
+pub fn validate_subdomain(name: &str) -> Result<(), String> {
     if name.len() > 253 {
         return Err("must be no more than 253 bytes".into());
     }
-    if name.split('.').all(is_label) { Ok(()) } else { Err(SUBDOMAIN.into()) }
+    if name.split('.').all(is_label) { Ok(()) } else { Err(SUBDOMAIN_MESSAGE.into()) }
 }
 
-pub fn label(name: &str) -> Result<(), String> {
+pub fn validate_label(name: &str) -> Result<(), String> {
     if name.len() > 63 {
         return Err("must be no more than 63 bytes".into());
     }
-    if is_label(name) { Ok(()) } else { Err(LABEL.into()) }
+    if is_label(name) { Ok(()) } else { Err(LABEL_MESSAGE.into()) }
 }
 
-const DNS_1035: &str = "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an \
+const DNS_1035_MESSAGE: &str = "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an \
     alphabetic character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for \
     validation is '[a-z]([-a-z0-9]*[a-z0-9])?')";
 
 /// A label that begins with a letter.
-pub fn dns_1035(name: &str) -> Result<(), String> {
+pub fn validate_dns_1035_label(name: &str) -> Result<(), String> {
     if name.len() > 63 {
         return Err("must be no more than 63 bytes".into());
     }
     let letter = name.as_bytes().first().is_some_and(u8::is_ascii_lowercase);
-    if letter && is_label(name) { Ok(()) } else { Err(DNS_1035.into()) }
+    if letter && is_label(name) { Ok(()) } else { Err(DNS_1035_MESSAGE.into()) }
 }
 
 fn is_qualified_part(text: &str) -> bool {
@@ -80,18 +80,18 @@ fn is_qualified_part(text: &str) -> bool {
 }
 
 /// A label key, an annotation key in lower case, a finalizer: `name` or `prefix/name`.
-pub fn qualified(key: &str) -> Result<(), String> {
+pub fn validate_qualified_name(key: &str) -> Result<(), String> {
     let name = match key.split_once('/') {
         None => key,
         Some((_, rest)) if rest.contains('/') => {
             return Err(format!(
                 "a valid label key must consist of a name with an optional DNS subdomain prefix and '/' (e.g. \
-                 'example.com/MyName'): {QUALIFIED}"
+                 'example.com/MyName'): {QUALIFIED_MESSAGE}"
             ));
         }
         Some(("", _)) => return Err("prefix part must be non-empty".into()),
         Some((prefix, name)) => {
-            subdomain(prefix).map_err(|why| format!("prefix part {why}"))?;
+            validate_subdomain(prefix).map_err(|why| format!("prefix part {why}"))?;
             name
         }
     };
@@ -99,15 +99,15 @@ pub fn qualified(key: &str) -> Result<(), String> {
         "" => Err("name part must be non-empty".into()),
         long if long.len() > 63 => Err("name part must be no more than 63 bytes".into()),
         fine if is_qualified_part(fine) => Ok(()),
-        _ => Err(QUALIFIED.into()),
+        _ => Err(QUALIFIED_MESSAGE.into()),
     }
 }
 
-pub fn label_value(value: &str) -> Result<(), String> {
+pub fn validate_label_value(value: &str) -> Result<(), String> {
     if value.len() > 63 {
         return Err("must be no more than 63 bytes".into());
     }
-    if value.is_empty() || is_qualified_part(value) { Ok(()) } else { Err(LABEL_VALUE.into()) }
+    if value.is_empty() || is_qualified_part(value) { Ok(()) } else { Err(LABEL_VALUE_MESSAGE.into()) }
 }
 
 /// How a version compares with others, as discovery orders them: stable before beta before alpha, then the higher
@@ -131,14 +131,14 @@ pub fn version_rank(version: &str) -> (u8, u64, u64) {
 }
 
 /// The longest name of a CSI driver, in bytes.
-pub const CSI_DRIVER: usize = 63;
+pub const MAX_CSI_DRIVER_NAME_BYTES: usize = 63;
 
 /// The name of a CSI driver: not too long, a subdomain whatever the case.
-pub fn csi_driver(name: &str) -> Result<(), String> {
-    if name.len() > CSI_DRIVER {
+pub fn validate_csi_driver_name(name: &str) -> Result<(), String> {
+    if name.len() > MAX_CSI_DRIVER_NAME_BYTES {
         return Err("must be no more than 63 bytes".into());
     }
-    subdomain(&name.to_ascii_lowercase())
+    validate_subdomain(&name.to_ascii_lowercase())
 }
 
 #[cfg(test)]
@@ -162,12 +162,12 @@ mod tests {
             ("a..b", false, false),
             ("", false, false),
         ] {
-            assert_eq!(subdomain(name).is_ok(), subdomain_ok, "{name}");
-            assert_eq!(label(name).is_ok(), label_ok, "{name}");
+            assert_eq!(validate_subdomain(name).is_ok(), subdomain_ok, "{name}");
+            assert_eq!(validate_label(name).is_ok(), label_ok, "{name}");
         }
         for (key, ok) in [("a/B_c", true), ("a", true), ("/a", false), ("a/", false), ("a/b/c", false), ("a b", false)]
         {
-            assert_eq!(qualified(key).is_ok(), ok, "{key}");
+            assert_eq!(validate_qualified_name(key).is_ok(), ok, "{key}");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Objects for tests, made at random after the schema of their kind.
+//! Objects for tests, made ty random after the schema of their kind.
 
 use serde_json::{Map, Value};
 
-use crate::schema::{At, Scalar, Schema, Type};
+use crate::schema::{Scalar, Schema, TypeDef, TypeRef};
 
 /// Numbers that look random and are the same every time.
 pub(crate) struct RandomObject(pub(crate) u64);
@@ -22,36 +22,36 @@ impl RandomObject {
     }
 
     /// Some value that fits, or nearly.
-    pub(crate) fn value(&mut self, at: At<'_>, depth: usize) -> Value {
+    pub(crate) fn value(&mut self, ty: TypeRef<'_>, depth: usize) -> Value {
         if self.one_in(20) {
             return Value::Null;
         }
         let many = if depth > 4 { 0 } else { self.below(4) };
-        match at.of {
-            Type::Scalar(Scalar::Flag) => self.one_in(2).into(),
-            Type::Scalar(Scalar::Number) => (self.below(5) as f64 / 2.0).into(),
-            Type::Scalar(Scalar::Integer) => self.below(5).into(),
-            Type::Scalar(_) => self.text(),
-            Type::Struct { fields, .. } if !fields.is_empty() => {
+        match ty.def {
+            TypeDef::Scalar(Scalar::Boolean) => self.one_in(2).into(),
+            TypeDef::Scalar(Scalar::Number) => (self.below(5) as f64 / 2.0).into(),
+            TypeDef::Scalar(Scalar::Integer) => self.below(5).into(),
+            TypeDef::Scalar(_) => self.text(),
+            TypeDef::Struct { fields, .. } if !fields.is_empty() => {
                 let names = (0..many).map(|_| fields[self.below(fields.len())].name.to_string()).collect();
-                self.members(at, names, depth)
+                self.members(ty, names, depth)
             }
-            Type::List { .. } => (0..many).map(|_| self.value(at.element(), depth + 1)).collect(),
+            TypeDef::List { .. } => (0..many).map(|_| self.value(ty.element(), depth + 1)).collect(),
             _ if depth > 4 || self.one_in(3) => self.text(),
-            _ if matches!(at.of, Type::Untyped { .. }) && self.one_in(3) => {
-                (0..many).map(|_| self.value(at.element(), depth + 1)).collect()
+            _ if matches!(ty.def, TypeDef::Untyped { .. }) && self.one_in(3) => {
+                (0..many).map(|_| self.value(ty.element(), depth + 1)).collect()
             }
             _ => {
                 let names = (0..many).map(|_| ["a", "b/c", "d", "name"][self.below(4)].to_owned()).collect();
-                self.members(at, names, depth)
+                self.members(ty, names, depth)
             }
         }
     }
 
-    fn members(&mut self, at: At<'_>, names: Vec<String>, depth: usize) -> Value {
+    fn members(&mut self, ty: TypeRef<'_>, names: Vec<String>, depth: usize) -> Value {
         let mut made = Map::new();
         for name in names {
-            let inner = at.member(&name).unwrap_or_else(|| Schema::unknown().root());
+            let inner = ty.member(&name).unwrap_or_else(|| Schema::unknown().root());
             let value = self.value(inner, depth + 1);
             made.insert(name, value);
         }
@@ -59,23 +59,23 @@ impl RandomObject {
     }
 
     /// The same value, here and there another.
-    pub(crate) fn changed(&mut self, at: At<'_>, old: &Value, depth: usize) -> Value {
+    pub(crate) fn changed(&mut self, ty: TypeRef<'_>, old: &Value, depth: usize) -> Value {
         match old {
-            _ if self.one_in(6) => self.value(at, depth),
+            _ if self.one_in(6) => self.value(ty, depth),
             Value::Object(members) => {
-                let mut made = match self.value(at, depth) {
+                let mut made = match self.value(ty, depth) {
                     Value::Object(more) if self.one_in(3) => more,
                     _ => Map::new(),
                 };
                 for (name, old) in members {
                     if !self.one_in(6) {
-                        let inner = at.member(name).unwrap_or_else(|| Schema::unknown().root());
+                        let inner = ty.member(name).unwrap_or_else(|| Schema::unknown().root());
                         made.insert(name.clone(), self.changed(inner, old, depth + 1));
                     }
                 }
                 made.into()
             }
-            Value::Array(elements) => elements.iter().map(|e| self.changed(at.element(), e, depth + 1)).collect(),
+            Value::Array(elements) => elements.iter().map(|e| self.changed(ty.element(), e, depth + 1)).collect(),
             other => other.clone(),
         }
     }

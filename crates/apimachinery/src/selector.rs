@@ -6,17 +6,17 @@ use cleat_store::Entry;
 use serde::Deserialize;
 
 use crate::error::ApiError;
-use crate::kind::{Kind, Source};
+use crate::kind::{DecodeSource, Kind};
 use crate::names;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Selector {
-    labels: Vec<(String, Test)>,
-    fields: Vec<(String, Test)>,
+    labels: Vec<(String, Requirement)>,
+    fields: Vec<(String, Requirement)>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Test {
+enum Requirement {
     In(Vec<String>),
     /// Also true of what is absent.
     NotIn(Vec<String>),
@@ -26,8 +26,8 @@ enum Test {
     Less(i64),
 }
 
-impl Test {
-    fn holds(&self, value: Option<&str>) -> bool {
+impl Requirement {
+    fn matches_value(&self, value: Option<&str>) -> bool {
         let number = || value.and_then(|v| v.parse::<i64>().ok());
         match self {
             Self::In(values) => value.is_some_and(|v| values.iter().any(|w| w == v)),
@@ -51,8 +51,10 @@ impl Selector {
 
     /// The one name that can match, if the selector fixes it.
     pub fn name(&self) -> Option<&str> {
-        self.fields.iter().find_map(|(field, test)| match test {
-            Test::In(values) if field == "metadata.name" && values.len() == 1 => values.first().map(String::as_str),
+        self.fields.iter().find_map(|(field, requirement)| match requirement {
+            Requirement::In(values) if field == "metadata.name" && values.len() == 1 => {
+                values.first().map(String::as_str)
+            }
             _ => None,
         })
     }
@@ -75,7 +77,7 @@ impl Selector {
             return true;
         }
         let Ok(Outer { metadata: Inner { labels } }) = serde_json::from_slice(&entry.value) else { return false };
-        self.labels.iter().all(|(key, test)| test.holds(labels.get(key).map(String::as_str)))
+        self.labels.iter().all(|(key, requirement)| requirement.matches_value(labels.get(key).map(String::as_str)))
     }
 
     fn matches_fields(&self, kind: &dyn Kind, entry: &Entry) -> bool {
@@ -83,39 +85,39 @@ impl Selector {
         let name = path.next().unwrap_or_default();
         let namespace = path.next().filter(|_| kind.descriptor().namespaced).unwrap_or_default();
         let mut decoded = None;
-        self.fields.iter().all(|(field, test)| match field.as_str() {
-            "metadata.name" => test.holds(Some(name)),
-            "metadata.namespace" => test.holds(Some(namespace)),
+        self.fields.iter().all(|(field, requirement)| match field.as_str() {
+            "metadata.name" => requirement.matches_value(Some(name)),
+            "metadata.namespace" => requirement.matches_value(Some(namespace)),
             other => {
-                let object = decoded.get_or_insert_with(|| kind.decode(Source::Bytes(&entry.value)));
-                object.as_ref().is_ok_and(|o| test.holds(Some(&kind.field(&**o, other))))
+                let object = decoded.get_or_insert_with(|| kind.decode(DecodeSource::Bytes(&entry.value)));
+                object.as_ref().is_ok_and(|o| requirement.matches_value(Some(&kind.selectable_value(&**o, other))))
             }
         })
     }
 }
 
-fn parse_fields(kind: &dyn Kind, text: &str) -> Result<Vec<(String, Test)>, ApiError> {
-    let mut tests = Vec::new();
+fn parse_fields(kind: &dyn Kind, text: &str) -> Result<Vec<(String, Requirement)>, ApiError> {
+    let mut requirements = Vec::new();
     for term in split_unescaped(text) {
         let (at, operator) = find_operator(&term)
             .ok_or_else(|| ApiError::BadRequest(format!("invalid selector: '{term}'; can't understand it")))?;
         let name = &term[..at];
         let value = vec![unescape(&term[at + operator.len()..])];
-        let test = if operator == "!=" { Test::NotIn(value) } else { Test::In(value) };
+        let requirement = if operator == "!=" { Requirement::NotIn(value) } else { Requirement::In(value) };
         let known = name == "metadata.name"
             || (name == "metadata.namespace" && kind.descriptor().plural != "nodes")
-            || kind.fields().contains(&name);
+            || kind.selectable_fields().contains(&name);
         if !known {
             return Err(ApiError::BadRequest(format!("field label not supported: {name}")));
         }
-        tests.push((name.to_owned(), test));
+        requirements.push((name.to_owned(), requirement));
     }
-    Ok(tests)
+    Ok(requirements)
 }
 
 /// The one value a field selector leaves to a field, if it does. Read the way `parse_fields` reads, because rights
 /// depend on it.
-pub fn required(fields: &str, field: &str) -> Option<String> {
+pub fn required_value(fields: &str, field: &str) -> Option<String> {
     split_unescaped(fields).iter().find_map(|term| {
         let (at, operator) = find_operator(term)?;
         (&term[..at] == field && operator != "!=").then(|| unescape(&term[at + operator.len()..]))
@@ -155,20 +157,20 @@ fn unescape(text: &str) -> String {
     out
 }
 
-fn parse_labels(text: &str) -> Result<Vec<(String, Test)>, ApiError> {
+fn parse_labels(text: &str) -> Result<Vec<(String, Requirement)>, ApiError> {
     let bad = |why: String| ApiError::BadRequest(format!("unable to parse requirement: {why}"));
-    let mut tests = Vec::new();
+    let mut requirements = Vec::new();
     for term in split_outside_parentheses(text) {
-        let (key, test) = parse_requirement(term.trim()).map_err(bad)?;
-        names::qualified(&key).map_err(|why| bad(format!("{key:?}: {why}")))?;
-        if let Test::In(values) | Test::NotIn(values) = &test {
+        let (key, requirement) = parse_requirement(term.trim()).map_err(bad)?;
+        names::validate_qualified_name(&key).map_err(|why| bad(format!("{key:?}: {why}")))?;
+        if let Requirement::In(values) | Requirement::NotIn(values) = &requirement {
             for value in values {
-                names::label_value(value).map_err(|why| bad(format!("{value:?}: {why}")))?;
+                names::validate_label_value(value).map_err(|why| bad(format!("{value:?}: {why}")))?;
             }
         }
-        tests.push((key, test));
+        requirements.push((key, requirement));
     }
-    Ok(tests)
+    Ok(requirements)
 }
 
 fn split_outside_parentheses(text: &str) -> Vec<&str> {
@@ -192,26 +194,26 @@ fn split_outside_parentheses(text: &str) -> Vec<&str> {
     terms
 }
 
-fn parse_requirement(term: &str) -> Result<(String, Test), String> {
+fn parse_requirement(term: &str) -> Result<(String, Requirement), String> {
     if let Some(key) = term.strip_prefix('!') {
-        return Ok((key.trim().into(), Test::Absent));
+        return Ok((key.trim().into(), Requirement::Absent));
     }
     if let Some(open) = term.find('(') {
         let inside = term[open + 1..].strip_suffix(')').ok_or_else(|| format!("found '{term}', expected: ')'"))?;
         let values: Vec<String> = inside.split(',').map(|v| v.trim().to_owned()).collect();
         let mut words = term[..open].split_whitespace();
         return match (words.next(), words.next(), words.next()) {
-            (Some(key), Some("in"), None) => Ok((key.into(), Test::In(values))),
-            (Some(key), Some("notin"), None) => Ok((key.into(), Test::NotIn(values))),
+            (Some(key), Some("in"), None) => Ok((key.into(), Requirement::In(values))),
+            (Some(key), Some("notin"), None) => Ok((key.into(), Requirement::NotIn(values))),
             _ => Err(format!("found '{term}', expected: in, notin")),
         };
     }
     for (operator, make) in [
-        ("!=", (|v| Ok(Test::NotIn(vec![v]))) as fn(String) -> Result<Test, String>),
-        ("==", |v| Ok(Test::In(vec![v]))),
-        ("=", |v| Ok(Test::In(vec![v]))),
-        (">", |v| v.parse().map(Test::Greater).map_err(|_| format!("{v:?} is not an integer"))),
-        ("<", |v| v.parse().map(Test::Less).map_err(|_| format!("{v:?} is not an integer"))),
+        ("!=", (|v| Ok(Requirement::NotIn(vec![v]))) as fn(String) -> Result<Requirement, String>),
+        ("==", |v| Ok(Requirement::In(vec![v]))),
+        ("=", |v| Ok(Requirement::In(vec![v]))),
+        (">", |v| v.parse().map(Requirement::Greater).map_err(|_| format!("{v:?} is not an integer"))),
+        ("<", |v| v.parse().map(Requirement::Less).map_err(|_| format!("{v:?} is not an integer"))),
     ] {
         if let Some((key, value)) = term.split_once(operator) {
             return Ok((key.trim().into(), make(value.trim().into())?));
@@ -220,7 +222,7 @@ fn parse_requirement(term: &str) -> Result<(String, Test), String> {
     if term.is_empty() || term.contains(char::is_whitespace) {
         return Err(format!("found '{term}', expected: identifier"));
     }
-    Ok((term.into(), Test::Present))
+    Ok((term.into(), Requirement::Present))
 }
 
 #[cfg(test)]
@@ -244,8 +246,12 @@ mod tests {
             ("tier>2", true),
             ("tier<3", false),
         ] {
-            let tests = parse_labels(text).unwrap();
-            assert_eq!(tests.iter().all(|(k, t)| t.holds(labels.get(k.as_str()).copied())), want, "{text}");
+            let requirements = parse_labels(text).unwrap();
+            assert_eq!(
+                requirements.iter().all(|(k, t)| t.matches_value(labels.get(k.as_str()).copied())),
+                want,
+                "{text}"
+            );
         }
         for text in ["a b", "app in (a", "app near (a)", "=x", ",a"] {
             assert!(parse_labels(text).is_err(), "{text}");

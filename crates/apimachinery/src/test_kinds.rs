@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use crate::column::{self, Column, NAME};
 use crate::descriptor::Descriptor;
-use crate::kind::{Erased, Kind, Strategy, Typed};
+use crate::kind::{ApiType, Kind, Strategy, StrategyKind};
 
 macro_rules! kinds {
     ($($strategy:ident: $object:ident, $group:literal, $plural:literal $(, $with:ident)*;)*) => {
@@ -43,12 +43,12 @@ macro_rules! kinds {
         )*
 
         pub(crate) fn all() -> Vec<Arc<dyn Kind>> {
-            vec![$(Arc::new(Erased::<$strategy>::new())),*]
+            vec![$(Arc::new(StrategyKind::<$strategy>::new())),*]
         }
     };
 }
 
-fn cells<T: Typed>(object: &T) -> Vec<Value> {
+fn cells<T: ApiType>(object: &T) -> Vec<Value> {
     vec![column::name(object.metadata())]
 }
 

@@ -4,7 +4,7 @@
 use super::KindCaches;
 use super::two_generation::{CacheWeight, TwoGenerationCache};
 use crate::json_scanner::{JsonScanner, is_plain_integer};
-use crate::strict::{Findings, TO_THE_SECOND, check_micro_time, fits};
+use crate::strict_decoding::{DATE_TIME_PATTERN, StrictFindings, check_micro_time, matches_pattern};
 
 /// Bodies that are nested deeper have no shape.
 const MAX_DEPTH: usize = 32;
@@ -41,12 +41,12 @@ impl BodyShape {
     }
 
     /// Caches the findings about a body of this shape, unless there are any.
-    pub fn insert(&self, caches: &KindCaches, findings: &Findings) {
+    pub fn insert(&self, caches: &KindCaches, findings: &StrictFindings) {
         if let Some(shape) = &self.0
-            && findings.complaints.is_empty()
-            && findings.fault.is_none()
+            && findings.strict_errors.is_empty()
+            && findings.decode_error.is_none()
         {
-            caches.body_shapes.insert(shape, findings.zeros);
+            caches.body_shapes.insert(shape, findings.has_omitted_zeros);
         }
     }
 }
@@ -56,11 +56,11 @@ impl BodyShape {
 /// written plainly (white space, escapes in names).
 fn append_shape(text: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let mut text = JsonScanner(text);
-    text.take(b'{')?;
-    while let Some(name) = text.member()? {
+    text.consume(b'{')?;
+    while let Some(name) = text.next_member()? {
         append_name(out, name);
         match name {
-            b"apiVersion" | b"kind" => out.extend_from_slice(text.value()?),
+            b"apiVersion" | b"kind" => out.extend_from_slice(text.read_value()?),
             _ => append_value(&mut text, 1, out)?,
         }
     }
@@ -79,24 +79,24 @@ fn append_value(text: &mut JsonScanner<'_>, depth: usize, out: &mut Vec<u8>) -> 
     }
     match text.peek()? {
         b'{' => {
-            text.take(b'{')?;
+            text.consume(b'{')?;
             out.push(b'{');
-            while let Some(name) = text.member()? {
+            while let Some(name) = text.next_member()? {
                 append_name(out, name);
                 append_value(text, depth + 1, out)?;
             }
             out.push(b'}');
         }
         b'[' => {
-            text.take(b'[')?;
+            text.consume(b'[')?;
             out.push(b'[');
-            while text.element()? {
+            while text.next_element()? {
                 append_value(text, depth + 1, out)?;
             }
             out.push(b']');
         }
         b'"' => {
-            let text = text.value()?;
+            let text = text.read_value()?;
             let text = text.get(1..text.len() - 1)?;
             out.push(match text.first() {
                 None => b'e',
@@ -105,13 +105,13 @@ fn append_value(text: &mut JsonScanner<'_>, depth: usize, out: &mut Vec<u8>) -> 
                 Some(_) => b's',
             });
         }
-        b'n' | b't' | b'f' => match text.value()? {
+        b'n' | b't' | b'f' => match text.read_value()? {
             b"null" => out.push(b'n'),
             b"true" => out.push(b't'),
             b"false" => out.push(b'f'),
             _ => return None,
         },
-        _ => match text.value()? {
+        _ => match text.read_value()? {
             [b'1'..=b'9', rest @ ..] if is_plain_integer(rest) => out.push(b'0'),
             // Zero in all its forms, and whatever else there is.
             other => {
@@ -126,13 +126,13 @@ fn append_value(text: &mut JsonScanner<'_>, depth: usize, out: &mut Vec<u8>) -> 
 
 /// `None` if the string has escapes, so that its characters cannot be compared.
 fn is_micro_time(text: &[u8]) -> Option<bool> {
-    let (head, rest) = text.split_at(TO_THE_SECOND.len().min(text.len()));
+    let (head, rest) = text.split_at(DATE_TIME_PATTERN.len().min(text.len()));
     let is_hidden = |text: &[u8]| text.contains(&b'\\');
     // Most are told by their first letters.
     if text.starts_with(b"\\u") || text[0].is_ascii_digit() && is_hidden(head) {
         return None;
     }
-    if !fits(head, TO_THE_SECOND) {
+    if !matches_pattern(head, DATE_TIME_PATTERN) {
         return Some(false);
     }
     (!is_hidden(rest)).then(|| std::str::from_utf8(text).is_ok_and(|text| check_micro_time(text).is_ok()))
@@ -144,24 +144,24 @@ mod tests {
 
     use super::*;
     use crate::random_object::RandomObject;
-    use crate::strict::of_text;
+    use crate::strict_decoding::check_body;
     use crate::test_kinds;
 
     #[test]
     fn texts_of_one_outline_give_the_same_findings() {
         let kinds = test_kinds::all();
-        let mut known: HashMap<Vec<u8>, (String, Findings)> = HashMap::new();
+        let mut known: HashMap<Vec<u8>, (String, StrictFindings)> = HashMap::new();
         let mut again = 0;
         for seed in 0..4000 {
-            let mut dice = RandomObject(seed);
+            let mut random = RandomObject(seed);
             // Few kinds, and small objects: many are alike.
-            let which = dice.below(5);
+            let which = random.below(5);
             let schema = kinds[which].schema();
-            let mut value = dice.value(schema.root(), 3);
+            let mut value = random.value(schema.root(), 3);
             if let Some(members) = value.as_object_mut() {
-                match dice.below(12) {
+                match random.below(12) {
                     0 => drop(members.insert("unknown".into(), 1.into())),
-                    1 => drop(members.insert("kind".into(), ["A", "B"][dice.below(2)].into())),
+                    1 => drop(members.insert("kind".into(), ["A", "B"][random.below(2)].into())),
                     _ => {}
                 }
             }
@@ -170,10 +170,10 @@ mod tests {
             if append_shape(text.as_bytes(), &mut outline).is_none() {
                 continue;
             }
-            let found = of_text(schema, text.as_bytes());
+            let found = check_body(schema, text.as_bytes());
             if let Some((other, findings)) = known.get(&outline) {
                 again += 1;
-                if findings.fault.is_none() {
+                if findings.decode_error.is_none() {
                     assert_eq!(found, *findings, "{text}\n{other}");
                 }
             }

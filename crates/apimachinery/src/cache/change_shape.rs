@@ -8,7 +8,7 @@ use std::cmp::Ordering;
 use crate::json_scanner::{JsonScanner, is_plain_integer};
 
 /// Deeper objects have no shape.
-const DEPTH: usize = 32;
+const MAX_DEPTH: usize = 32;
 
 /// Appends the shape of the change. Nothing where a text is not as the server writes it, with members in order.
 pub(super) fn of_change(old: &[u8], new: &[u8], out: &mut Vec<u8>) -> Option<()> {
@@ -46,15 +46,15 @@ struct Members<'t, 'a> {
 
 impl<'t, 'a> Members<'t, 'a> {
     fn of(text: &'t mut JsonScanner<'a>, order: Order) -> Option<Self> {
-        text.take(b'{')?;
-        let next = text.member()?;
+        text.consume(b'{')?;
+        let next = text.next_member()?;
         Some(Self { text, order, next })
     }
 
     /// Once the value of the member was read.
     fn step(&mut self) -> Option<()> {
         let last = self.next;
-        self.next = self.text.member()?;
+        self.next = self.text.next_member()?;
         match (last, self.next) {
             (Some(last), Some(next)) if self.order.of(last, next) != Ordering::Less => None,
             _ => Some(()),
@@ -74,7 +74,7 @@ fn objects(
     out: &mut Vec<u8>,
 ) -> Option<bool> {
     let before = out.len();
-    if depth == DEPTH {
+    if depth == MAX_DEPTH {
         return None;
     }
     let (mut old, mut new) = (Members::of(old, order)?, Members::of(new, order)?);
@@ -105,7 +105,7 @@ fn objects(
                         false => out.truncate(mark),
                     }
                 } else {
-                    let (was, is) = (old.text.value()?, new.text.value()?);
+                    let (was, is) = (old.text.read_value()?, new.text.read_value()?);
                     if was != is {
                         put(b'B', old.next, out);
                         value(&mut JsonScanner(was), Seen::Compared, depth + 1, out)?;
@@ -135,7 +135,7 @@ enum Seen {
 
 /// Appends the shape of a value.
 fn value(text: &mut JsonScanner<'_>, seen: Seen, depth: usize, out: &mut Vec<u8>) -> Option<()> {
-    if depth == DEPTH {
+    if depth == MAX_DEPTH {
         return None;
     }
     match text.peek()? {
@@ -149,17 +149,17 @@ fn value(text: &mut JsonScanner<'_>, seen: Seen, depth: usize, out: &mut Vec<u8>
             }
             out.push(b'}');
         }
-        b'[' => out.extend_from_slice(text.value()?),
-        b'"' => match text.value()? {
+        b'[' => out.extend_from_slice(text.read_value()?),
+        b'"' => match text.read_value()? {
             escaped if seen == Seen::Compared && escaped.contains(&b'\\') => out.extend_from_slice(escaped),
             _ => out.push(b's'),
         },
-        b'n' | b't' | b'f' => match text.value()? {
+        b'n' | b't' | b'f' => match text.read_value()? {
             b"null" => out.push(b'n'),
             b"true" | b"false" => out.push(b'b'),
             _ => return None,
         },
-        _ => match text.value()? {
+        _ => match text.read_value()? {
             number if seen == Seen::Alone || is_plain_integer(number) => out.push(b'0'),
             other => out.extend_from_slice(other),
         },

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use super::change_shape;
 use crate::cache::two_generation::{CacheWeight, TwoGenerationCache};
 use crate::field_ownership::RawManagedFields;
-use crate::field_ownership::entries::{Operation, Owners, UPDATERS};
+use crate::field_ownership::entries::{MAX_UPDATE_OWNERS, Operation, Owners};
 use crate::part::ObjectPart;
 
 /// The results for one kind.
@@ -42,7 +42,7 @@ impl<'a> OwnershipCacheKey<'a> {
         new: &[u8],
     ) -> Option<Self> {
         let (part, operation, manager) = writer;
-        let owners = before.text();
+        let owners = before.as_bytes();
         let mut key = Vec::with_capacity(512 + owners.len());
         key.extend_from_slice(&[part as u8, operation as u8, u8::try_from(manager.len()).ok()?]);
         key.extend_from_slice(manager.as_bytes());
@@ -60,7 +60,7 @@ impl<'a> OwnershipCacheKey<'a> {
         key.extend_from_slice(&owners[begin..]);
         key.push(b'\n');
         change_shape::of_change(old, new, &mut key)?;
-        (times.len() < UPDATERS).then_some(Self { key, owners, times })
+        (times.len() < MAX_UPDATE_OWNERS).then_some(Self { key, owners, times })
     }
 
     /// The owners before the write, with a placeholder for each time.
@@ -102,13 +102,13 @@ impl CachedOwnership {
     /// Calls `compute` with placeholder times. `None` if the result depends on times.
     pub fn of(key: &OwnershipCacheKey<'_>, compute: impl FnOnce(Owners, Timestamp) -> Owners) -> Option<Self> {
         let before = key.with_placeholder_times();
-        if before.iter().count() >= UPDATERS || before.is_empty() != key.owners.is_empty() {
+        if before.iter().count() >= MAX_UPDATE_OWNERS || before.is_empty() != key.owners.is_empty() {
             return None;
         }
         let mut after = compute(before, Timestamp::from_second(i64::try_from(NOW).ok()?).ok()?);
         after.sort_by_identity();
         let entry = |owner: &crate::field_ownership::entries::Owner| {
-            let mut text = owner.untimed()?;
+            let mut text = owner.encode_without_time()?;
             let time = match owner.time.map(|t| usize::try_from(t.as_second())) {
                 None => CachedTime::None,
                 Some(Ok(NOW)) => CachedTime::Now,
@@ -118,7 +118,7 @@ impl CachedOwnership {
                 text.pop();
                 text.push_str(",\"time\":\"");
             }
-            Some(CachedOwner { operation: owner.who.operation, encoded: text.into(), time })
+            Some(CachedOwner { operation: owner.id.operation, encoded: text.into(), time })
         };
         after.iter().map(entry).collect::<Option<_>>().map(Self)
     }

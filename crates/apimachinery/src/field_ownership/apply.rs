@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::compare::{Difference, difference, fields};
-use super::entries::{Identity, Owners};
+use super::entries::{ManagerId, Owners};
 use super::merge::{all_fields, check, merged, with_structs, without};
 use super::set::FieldSet;
 use crate::schema::Schema;
@@ -27,11 +27,11 @@ const UNOWNED: &[&[&str]] = &[
     &["metadata", "resourceVersion"],
 ];
 
-static UNOWNED_SET: LazyLock<FieldSet> = LazyLock::new(|| FieldSet::of(UNOWNED));
+static UNOWNED_SET: LazyLock<FieldSet> = LazyLock::new(|| FieldSet::from_paths(UNOWNED));
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Conflict {
-    pub with: Identity,
+    pub owner: ManagerId,
     pub path: String,
 }
 
@@ -39,36 +39,36 @@ pub struct Conflict {
 pub enum ApplyError {
     Conflicts(Vec<Conflict>),
     /// What is applied does not fit the kind.
-    Shape(String),
+    InvalidConfig(String),
 }
 
 /// The outcome of an apply.
 #[derive(Debug)]
-pub struct Applied {
+pub struct ApplyOutcome {
     /// Absent if nothing but ownership changes.
     pub object: Option<Value>,
     pub owners: Owners,
 }
 
 /// An ordinary write: whoever it is takes what changes.
-pub fn update(found: &Difference, mut owners: Owners, who: &Identity, now: Timestamp) -> Owners {
+pub fn update(found: &Difference, mut owners: Owners, id: &ManagerId, now: Timestamp) -> Owners {
     // Whoever else had it, and the writer itself through what is gone.
     let mut taken = changed(found);
-    for owner in owners.others_mut(who) {
+    for owner in owners.others_mut(id) {
         owner.set.subtract(&taken);
         owner.set.subtract(&found.removed);
     }
     taken.subtract(&UNOWNED_SET);
-    let mut own = owners.find_mut(who).map(|o| std::mem::take(&mut o.set)).unwrap_or_default();
+    let mut own = owners.find_mut(id).map(|o| std::mem::take(&mut o.set)).unwrap_or_default();
     own.subtract(&found.removed);
-    owners.set(who, own.union(&taken));
+    owners.set(id, own.union(&taken));
     if !taken.is_empty()
-        && let Some(owner) = owners.find_mut(who)
+        && let Some(owner) = owners.find_mut(id)
     {
         owner.time = Some(now);
     }
     owners.drop_empty();
-    owners.cap();
+    owners.merge_oldest_updates();
     owners
 }
 
@@ -77,9 +77,9 @@ fn changed(found: &Difference) -> FieldSet {
 }
 
 /// What an apply is asked to do.
-pub struct Wish<'a> {
+pub struct ApplyRequest<'a> {
     pub config: &'a Value,
-    pub who: &'a Identity,
+    pub id: &'a ManagerId,
     pub force: bool,
     pub ignored: &'a FieldSet,
 }
@@ -88,57 +88,57 @@ pub fn apply(
     schema: &Schema,
     live: &Value,
     mut owners: Owners,
-    wish: &Wish<'_>,
+    request: &ApplyRequest<'_>,
     now: Timestamp,
-) -> Result<Applied, ApplyError> {
-    let at = schema.root();
-    check(at, wish.config, "").map_err(ApplyError::Shape)?;
-    let listed = fields(schema, wish.config).without_trees(wish.ignored);
-    let last = owners.find(wish.who).map(|o| o.set.clone());
+) -> Result<ApplyOutcome, ApplyError> {
+    let ty = schema.root();
+    check(ty, request.config, "").map_err(ApplyError::InvalidConfig)?;
+    let listed = fields(schema, request.config).without_subtrees(request.ignored);
+    let last = owners.find(request.id).map(|o| o.set.clone());
     let before = owners.clone();
-    owners.set(wish.who, listed);
-    let joined = merged(at, live, wish.config);
+    owners.set(request.id, listed);
+    let joined = merged(ty, live, request.config);
     let new = match &last {
         Some(last) => pruned(schema, &joined, last, &owners),
         None => joined,
     };
-    let found = difference(schema, live, &new).ignoring(wish.ignored);
+    let found = difference(schema, live, &new).ignoring(request.ignored);
     let taken = changed(&found);
     let mut conflicts = Vec::new();
-    for owner in owners.others(wish.who) {
+    for owner in owners.others(request.id) {
         let claimed = owner.set.intersection(&taken);
-        conflicts.extend(claimed.paths().into_iter().map(|path| Conflict { with: owner.who.clone(), path }));
+        conflicts.extend(claimed.paths().into_iter().map(|path| Conflict { owner: owner.id.clone(), path }));
     }
-    if !wish.force && !conflicts.is_empty() {
+    if !request.force && !conflicts.is_empty() {
         return Err(ApplyError::Conflicts(conflicts));
     }
-    for owner in owners.others_mut(wish.who) {
+    for owner in owners.others_mut(request.id) {
         owner.set = owner.set.difference(&taken).difference(&found.removed);
     }
-    let own = owners.find(wish.who).map(|o| o.set.difference(&UNOWNED_SET)).unwrap_or_default();
-    owners.set(wish.who, own);
+    let own = owners.find(request.id).map(|o| o.set.difference(&UNOWNED_SET)).unwrap_or_default();
+    owners.set(request.id, own);
     owners.drop_empty();
     let object = Some(new).filter(|new| new != live);
-    if let Some(owner) = owners.find_mut(wish.who) {
+    if let Some(owner) = owners.find_mut(request.id) {
         // Who comes to own without changing anything has no time yet.
-        owner.time = if object.is_some() { Some(now) } else { before.find(wish.who).and_then(|o| o.time) };
+        owner.time = if object.is_some() { Some(now) } else { before.find(request.id).and_then(|o| o.time) };
     }
-    Ok(Applied { object, owners })
+    Ok(ApplyOutcome { object, owners })
 }
 
 /// Takes out what the manager applied last time and no longer lists, unless somebody else owns it.
 fn pruned(schema: &Schema, joined: &Value, last: &FieldSet, owners: &Owners) -> Value {
-    let at = schema.root();
-    let last = with_structs(at, last);
-    let pruned = without(at, joined, &last);
-    let all = all_fields(at, joined);
+    let ty = schema.root();
+    let last = with_structs(ty, last);
+    let pruned = without(ty, joined, &last);
+    let all = all_fields(ty, joined);
     let owned = owners.iter().fold(FieldSet::default(), |set, owner| set.union(&owner.set));
     // Owned by anybody, the manager itself included: it comes back.
-    let gone = all.difference(&all_fields(at, &pruned)).difference(&with_structs(at, &owned));
-    let pruned = without(at, joined, &gone);
+    let gone = all.difference(&all_fields(ty, &pruned)).difference(&with_structs(ty, &owned));
+    let pruned = without(ty, joined, &gone);
     // What went along only because it was inside something that went comes back, too.
-    let gone = all.difference(&all_fields(at, &pruned)).intersection(&last);
-    without(at, joined, &gone)
+    let gone = all.difference(&all_fields(ty, &pruned)).intersection(&last);
+    without(ty, joined, &gone)
 }
 
 #[cfg(test)]
@@ -149,8 +149,8 @@ mod tests {
     use super::super::entries::Operation;
     use super::*;
 
-    fn who(manager: &str, operation: Operation) -> Identity {
-        Identity { manager: manager.into(), operation, api_version: "v1".into(), subresource: String::new() }
+    fn manager_id(manager: &str, operation: Operation) -> ManagerId {
+        ManagerId { manager: manager.into(), operation, api_version: "v1".into(), subresource: String::new() }
     }
 
     /// An object and its owners, changed step by step.
@@ -166,18 +166,18 @@ mod tests {
         }
 
         fn update(&mut self, manager: &str, new: Value) {
-            let who = who(manager, Operation::Update);
+            let id = manager_id(manager, Operation::Update);
             let owners = std::mem::take(&mut self.owners);
             let now = Timestamp::UNIX_EPOCH;
-            self.owners = update(&difference(&self.schema, &self.object, &new), owners, &who, now);
+            self.owners = update(&difference(&self.schema, &self.object, &new), owners, &id, now);
             self.object = new;
         }
 
         fn apply(&mut self, manager: &str, config: Value, force: bool) -> Result<(), ApplyError> {
-            let who = who(manager, Operation::Apply);
+            let id = manager_id(manager, Operation::Apply);
             let ignored = FieldSet::default();
-            let wish = Wish { config: &config, who: &who, force, ignored: &ignored };
-            let done = apply(&self.schema, &self.object, self.owners.clone(), &wish, Timestamp::UNIX_EPOCH)?;
+            let request = ApplyRequest { config: &config, id: &id, force, ignored: &ignored };
+            let done = apply(&self.schema, &self.object, self.owners.clone(), &request, Timestamp::UNIX_EPOCH)?;
             self.owners = done.owners;
             if let Some(object) = done.object {
                 self.object = object;
@@ -186,7 +186,7 @@ mod tests {
         }
 
         fn owned(&self, manager: &str) -> Value {
-            let owner = self.owners.iter().find(|o| o.who.manager == manager);
+            let owner = self.owners.iter().find(|o| o.id.manager == manager);
             owner.map_or(Value::Null, |o| o.set.to_value())
         }
     }
@@ -219,8 +219,8 @@ mod tests {
         story.apply("two", json!({ "data": { "a": "1", "c": "1" } }), false).unwrap();
         assert_eq!(story.object["data"], json!({ "a": "1", "b": "1", "c": "1" }), "the same value is shared");
         let refused = story.apply("two", json!({ "data": { "a": "2" } }), false).unwrap_err();
-        let with = who("one", Operation::Apply);
-        assert_eq!(refused, ApplyError::Conflicts(vec![Conflict { with, path: ".data.a".into() }]));
+        let owner = manager_id("one", Operation::Apply);
+        assert_eq!(refused, ApplyError::Conflicts(vec![Conflict { owner, path: ".data.a".into() }]));
         story.apply("two", json!({ "data": { "a": "2" } }), true).unwrap();
         assert_eq!(story.object["data"], json!({ "a": "2", "b": "1" }), "c is nobody's and goes");
         assert_eq!(story.owned("one"), json!({ "f:data": { "f:b": {} } }));

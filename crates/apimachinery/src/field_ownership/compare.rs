@@ -5,9 +5,9 @@ use std::sync::LazyLock;
 
 use serde_json::{Map, Value, json};
 
-use super::set::{FieldSet, Node, field, keyed, valued};
+use super::set::{FieldNode, FieldSet, field_step, key_step, value_step};
 use crate::json_scanner;
-use crate::schema::{At, Relation, Schema, Type};
+use crate::schema::{ListType, Schema, TypeDef, TypeRef};
 
 /// What stands in for a struct that is there although nobody wrote it.
 static EMPTY: LazyLock<Value> = LazyLock::new(|| json!({}));
@@ -25,20 +25,20 @@ impl Difference {
             return self;
         }
         Self {
-            added: self.added.without_trees(ignored),
-            removed: self.removed.without_trees(ignored),
-            modified: self.modified.without_trees(ignored),
+            added: self.added.without_subtrees(ignored),
+            removed: self.removed.without_subtrees(ignored),
+            modified: self.modified.without_subtrees(ignored),
         }
     }
 }
 
 pub fn difference(schema: &Schema, old: &Value, new: &Value) -> Difference {
     let found = compared(schema.root(), Some(old), Some(new));
-    Difference { added: found.added.below, removed: found.removed.below, modified: found.modified.below }
+    Difference { added: found.added.children, removed: found.removed.children, modified: found.modified.children }
 }
 
 /// The same for two encoded objects. What has the same text on both sides is not taken apart.
-pub fn difference_of_texts(schema: &Schema, old: &[u8], new: &[u8]) -> Difference {
+pub fn difference_of_json(schema: &Schema, old: &[u8], new: &[u8]) -> Difference {
     let [old, new] = [old, new].map(|text| std::str::from_utf8(text).unwrap_or_default());
     match differing(old, new) {
         Some((old, new)) => difference(schema, &old, &new),
@@ -51,12 +51,13 @@ fn differing(old: &str, new: &str) -> Option<(Value, Value)> {
     if old == new {
         return None;
     }
-    let (Some(old_members), Some(new_members)) = (json_scanner::members(old), json_scanner::members(new)) else {
-        return Some((json_scanner::value(old), json_scanner::value(new)));
+    let (Some(old_members), Some(new_members)) = (json_scanner::parse_members(old), json_scanner::parse_members(new))
+    else {
+        return Some((json_scanner::parse_value(old), json_scanner::parse_value(new)));
     };
     let (mut only_old, mut only_new) = (Map::new(), Map::new());
     for (name, old) in &old_members {
-        match json_scanner::member(&new_members, name) {
+        match json_scanner::find_member(&new_members, name) {
             Some(new) => {
                 if let Some((old, new)) = differing(old, new) {
                     only_old.insert(name.to_string(), old);
@@ -64,89 +65,89 @@ fn differing(old: &str, new: &str) -> Option<(Value, Value)> {
                 }
             }
             None => {
-                only_old.insert(name.to_string(), json_scanner::value(old));
+                only_old.insert(name.to_string(), json_scanner::parse_value(old));
             }
         }
     }
-    for (name, new) in new_members.iter().filter(|(name, _)| json_scanner::member(&old_members, name).is_none()) {
-        only_new.insert(name.to_string(), json_scanner::value(new));
+    for (name, new) in new_members.iter().filter(|(name, _)| json_scanner::find_member(&old_members, name).is_none()) {
+        only_new.insert(name.to_string(), json_scanner::parse_value(new));
     }
     Some((only_old.into(), only_new.into()))
 }
 
 /// The fields an object has. A struct is not a field of its own unless it is empty, an element of a map or list is.
 pub fn fields(schema: &Schema, object: &Value) -> FieldSet {
-    fields_at(schema.root(), object).below
+    fields_at(schema.root(), object).children
 }
 
 #[derive(Default)]
-struct Found {
-    added: Node,
-    removed: Node,
-    modified: Node,
+struct NodeDifference {
+    added: FieldNode,
+    removed: FieldNode,
+    modified: FieldNode,
 }
 
-impl Found {
-    fn put(&mut self, step: &str, below: Found) {
-        self.added.below.put(step, below.added);
-        self.removed.below.put(step, below.removed);
-        self.modified.below.put(step, below.modified);
+impl NodeDifference {
+    fn insert(&mut self, step: &str, children: NodeDifference) {
+        self.added.children.insert(step, children.added);
+        self.removed.children.insert(step, children.removed);
+        self.modified.children.insert(step, children.modified);
     }
 
     fn mark(&mut self, old: Option<&Value>, new: Option<&Value>) {
-        self.added.member |= old.is_none();
-        self.removed.member |= new.is_none();
+        self.added.included |= old.is_none();
+        self.removed.included |= new.is_none();
     }
 }
 
-/// How a value at a place is looked at.
-enum Form {
+/// How a value ty a place is looked ty.
+enum ValueForm {
     Leaf,
     Object,
     List,
 }
 
-fn form(at: At<'_>, old: Option<&Value>, new: Option<&Value>) -> Form {
+fn value_form(ty: TypeRef<'_>, old: Option<&Value>, new: Option<&Value>) -> ValueForm {
     let all = |test: fn(&Value) -> bool| [old, new].into_iter().flatten().all(|v| v.is_null() || test(v));
-    match at.of {
-        Type::Scalar(_) => Form::Leaf,
-        Type::List { relation: Relation::Atomic, .. } => Form::Leaf,
-        Type::List { .. } if all(Value::is_array) => Form::List,
-        Type::Struct { .. } | Type::Map { .. } | Type::Untyped { .. }
-            if !at.is_atomic_object() && all(Value::is_object) =>
+    match ty.def {
+        TypeDef::Scalar(_) => ValueForm::Leaf,
+        TypeDef::List { list_type: ListType::Atomic, .. } => ValueForm::Leaf,
+        TypeDef::List { .. } if all(Value::is_array) => ValueForm::List,
+        TypeDef::Struct { .. } | TypeDef::Map { .. } | TypeDef::Untyped { .. }
+            if !ty.is_atomic_object() && all(Value::is_object) =>
         {
-            Form::Object
+            ValueForm::Object
         }
-        _ => Form::Leaf,
+        _ => ValueForm::Leaf,
     }
 }
 
-fn compared(at: At<'_>, old: Option<&Value>, new: Option<&Value>) -> Found {
-    let mut found = Found::default();
+fn compared(ty: TypeRef<'_>, old: Option<&Value>, new: Option<&Value>) -> NodeDifference {
+    let mut found = NodeDifference::default();
     if old.is_none() && new.is_none() {
         return found;
     }
     let is_bare = |value: Option<&Value>| match value {
         None | Some(Value::Null) => true,
-        Some(Value::Object(fields)) => fields.is_empty() && at.embedded().next().is_none(),
+        Some(Value::Object(fields)) => fields.is_empty() && ty.embedded().next().is_none(),
         Some(Value::Array(elements)) => elements.is_empty(),
         Some(_) => false,
     };
-    match form(at, old, new) {
+    match value_form(ty, old, new) {
         // The difference between empty and absent is kept, as a difference of the place itself.
-        Form::Object | Form::List if is_bare(old) && is_bare(new) => leaf(&mut found, old, new),
-        Form::Leaf => leaf(&mut found, old, new),
-        Form::Object => {
+        ValueForm::Object | ValueForm::List if is_bare(old) && is_bare(new) => leaf(&mut found, old, new),
+        ValueForm::Leaf => leaf(&mut found, old, new),
+        ValueForm::Object => {
             let (old_fields, new_fields) = (old.and_then(Value::as_object), new.and_then(Value::as_object));
-            members(at, old_fields, new_fields, &mut found);
+            members(ty, old_fields, new_fields, &mut found);
             found.mark(old, new);
         }
-        Form::List => {
-            let old_elements = grouped(at, old.and_then(Value::as_array));
-            let new_elements = grouped(at, new.and_then(Value::as_array));
+        ValueForm::List => {
+            let old_elements = grouped(ty, old.and_then(Value::as_array));
+            let new_elements = grouped(ty, new.and_then(Value::as_array));
             let steps: BTreeSet<&Box<str>> = old_elements.keys().chain(new_elements.keys()).collect();
             for step in steps {
-                found.put(step, elements(at, old_elements.get(step), new_elements.get(step)));
+                found.insert(step, elements(ty, old_elements.get(step), new_elements.get(step)));
             }
             found.mark(old, new);
         }
@@ -154,24 +155,29 @@ fn compared(at: At<'_>, old: Option<&Value>, new: Option<&Value>) -> Found {
     found
 }
 
-fn leaf(found: &mut Found, old: Option<&Value>, new: Option<&Value>) {
+fn leaf(found: &mut NodeDifference, old: Option<&Value>, new: Option<&Value>) {
     found.mark(old, new);
-    found.modified.member |= old.is_some() && new.is_some() && old != new;
+    found.modified.included |= old.is_some() && new.is_some() && old != new;
 }
 
-fn members(at: At<'_>, old: Option<&Map<String, Value>>, new: Option<&Map<String, Value>>, found: &mut Found) {
+fn members(
+    ty: TypeRef<'_>,
+    old: Option<&Map<String, Value>>,
+    new: Option<&Map<String, Value>>,
+    found: &mut NodeDifference,
+) {
     let mut names: BTreeSet<&str> = BTreeSet::new();
     for map in [old, new].into_iter().flatten() {
         names.extend(map.keys().map(String::as_str));
     }
-    names.extend(at.embedded().map(|f| &*f.name));
+    names.extend(ty.embedded().map(|f| &*f.name));
     for name in names {
-        let embedded = at.declared(name).is_some_and(|f| f.embedded);
+        let embedded = ty.declared(name).is_some_and(|f| f.embedded);
         let (old, new) = (member(old, name, embedded), member(new, name, embedded));
         // What has not changed has no fields to report, and most has not.
         if old != new {
-            let at = at.member(name).unwrap_or_else(|| Schema::unknown().root());
-            found.put(&field(name), compared(at, old, new));
+            let ty = ty.member(name).unwrap_or_else(|| Schema::unknown().root());
+            found.insert(&field_step(name), compared(ty, old, new));
         }
     }
 }
@@ -180,33 +186,33 @@ fn member<'a>(map: Option<&'a Map<String, Value>>, name: &str, embedded: bool) -
     map?.get(name).or_else(|| embedded.then_some(&*EMPTY))
 }
 
-fn elements(at: At<'_>, old: Option<&Vec<&Value>>, new: Option<&Vec<&Value>>) -> Found {
+fn elements(ty: TypeRef<'_>, old: Option<&Vec<&Value>>, new: Option<&Vec<&Value>>) -> NodeDifference {
     let one = |list: Option<&Vec<&Value>>| list.is_none_or(|l| l.len() == 1);
     if one(old) && one(new) {
         let (old, new) = (old.and_then(|l| l.first().copied()), new.and_then(|l| l.first().copied()));
-        return compared(at.element(), old, new);
+        return compared(ty.element(), old, new);
     }
     // Elements that claim to be the same one cannot be told apart: they change together.
-    let mut found = Found::default();
-    found.added.member = old.is_none();
-    found.removed.member = new.is_none();
-    found.modified.member = old.is_some() && new.is_some() && old != new;
+    let mut found = NodeDifference::default();
+    found.added.included = old.is_none();
+    found.removed.included = new.is_none();
+    found.modified.included = old.is_some() && new.is_some() && old != new;
     found
 }
 
-fn grouped<'a>(at: At<'_>, list: Option<&'a Vec<Value>>) -> BTreeMap<Box<str>, Vec<&'a Value>> {
+fn grouped<'a>(ty: TypeRef<'_>, list: Option<&'a Vec<Value>>) -> BTreeMap<Box<str>, Vec<&'a Value>> {
     let mut groups: BTreeMap<Box<str>, Vec<&Value>> = BTreeMap::new();
     for (i, element) in list.into_iter().flatten().enumerate() {
-        groups.entry(step(at, i, element)).or_default().push(element);
+        groups.entry(list_element_step(ty, i, element)).or_default().push(element);
     }
     groups
 }
 
 /// What identifies an element of a list.
-pub fn step(at: At<'_>, index: usize, element: &Value) -> Box<str> {
-    match at.relation() {
-        Relation::Set => valued(element),
-        Relation::Keys(keys) => {
+pub fn list_element_step(ty: TypeRef<'_>, index: usize, element: &Value) -> Box<str> {
+    match ty.list_type() {
+        ListType::Set => value_step(element),
+        ListType::Map(keys) => {
             let found: Map<String, Value> = keys
                 .iter()
                 .filter_map(|key| {
@@ -214,32 +220,32 @@ pub fn step(at: At<'_>, index: usize, element: &Value) -> Box<str> {
                     Some((key.name.clone(), value.clone()))
                 })
                 .collect();
-            if found.is_empty() { format!("i:{index}").into() } else { keyed(found) }
+            if found.is_empty() { format!("i:{index}").into() } else { key_step(found) }
         }
-        Relation::Atomic => format!("i:{index}").into(),
+        ListType::Atomic => format!("i:{index}").into(),
     }
 }
 
-pub fn fields_at(at: At<'_>, value: &Value) -> Node {
-    match form(at, None, Some(value)) {
-        Form::Leaf => Node { member: true, below: FieldSet::default() },
-        Form::List => {
-            let mut node = Node::default();
+pub fn fields_at(ty: TypeRef<'_>, value: &Value) -> FieldNode {
+    match value_form(ty, None, Some(value)) {
+        ValueForm::Leaf => FieldNode { included: true, children: FieldSet::default() },
+        ValueForm::List => {
+            let mut node = FieldNode::default();
             for (i, element) in value.as_array().into_iter().flatten().enumerate() {
-                let mut below = fields_at(at.element(), element);
-                below.member = true;
-                node.below.put(&step(at, i, element), below);
+                let mut children = fields_at(ty.element(), element);
+                children.included = true;
+                node.children.insert(&list_element_step(ty, i, element), children);
             }
             node
         }
-        Form::Object => {
-            let mut node = Node::default();
+        ValueForm::Object => {
+            let mut node = FieldNode::default();
             for (name, value) in value.as_object().into_iter().flatten() {
-                let inner = at.member(name).unwrap_or_else(|| Schema::unknown().root());
-                let mut below = fields_at(inner, value);
+                let inner = ty.member(name).unwrap_or_else(|| Schema::unknown().root());
+                let mut children = fields_at(inner, value);
                 let is_bare = value.is_null() || value.as_object().is_some_and(Map::is_empty);
-                below.member |= is_bare || at.declared(name).is_none();
-                node.below.put(&field(name), below);
+                children.included |= is_bare || ty.declared(name).is_none();
+                node.children.insert(&field_step(name), children);
             }
             node
         }
@@ -318,7 +324,7 @@ mod tests {
             "metadata": { "labels": { "y": "1" } } });
         let found = difference(&schema, &old, &new);
         for (a, b) in [(&old, &new), (&new, &old), (&old, &old)] {
-            let texts = difference_of_texts(&schema, a.to_string().as_bytes(), b.to_string().as_bytes());
+            let texts = difference_of_json(&schema, a.to_string().as_bytes(), b.to_string().as_bytes());
             assert_eq!(texts, difference(&schema, a, b), "as values and as texts");
         }
         assert_eq!(
@@ -333,7 +339,7 @@ mod tests {
         assert_eq!(difference(&schema, &old, &old), Difference::default());
         let (labelled, bare) = (json!({ "metadata": { "labels": { "x": "1" } } }), json!({ "metadata": {} }));
         let gone = difference(&schema, &labelled, &bare);
-        let texts = difference_of_texts(&schema, labelled.to_string().as_bytes(), bare.to_string().as_bytes());
+        let texts = difference_of_json(&schema, labelled.to_string().as_bytes(), bare.to_string().as_bytes());
         assert_eq!(texts, gone);
         assert_eq!(gone.removed.to_value(), json!({ "f:metadata": { "f:labels": { ".": {}, "f:x": {} } } }));
     }

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::set::FieldSet;
 
 /// Owners by update beyond this many are joined, oldest first.
-pub const UPDATERS: usize = 10;
-const ANCIENT: &str = "ancient-changes";
+pub const MAX_UPDATE_OWNERS: usize = 10;
+const ANCIENT_CHANGES_MANAGER: &str = "ancient-changes";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Operation {
@@ -29,15 +29,15 @@ impl Operation {
 
 /// Who owns fields. One who applies stays the same from version to version of the API.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct ManagerId {
     pub manager: String,
     pub operation: Operation,
     pub api_version: String,
     pub subresource: String,
 }
 
-impl Identity {
-    fn is(&self, other: &Self) -> bool {
+impl ManagerId {
+    fn is_same_manager(&self, other: &Self) -> bool {
         self.manager == other.manager
             && self.operation == other.operation
             && self.subresource == other.subresource
@@ -45,7 +45,7 @@ impl Identity {
     }
 
     /// As conflicts name an owner.
-    pub fn shown(&self) -> String {
+    pub fn describe(&self) -> String {
         let mut text = format!("{:?}", self.manager);
         if !self.subresource.is_empty() {
             text += &format!(" with subresource {:?}", self.subresource);
@@ -59,7 +59,7 @@ impl Identity {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Owner {
-    pub who: Identity,
+    pub id: ManagerId,
     pub set: FieldSet,
     pub time: Option<Timestamp>,
 }
@@ -67,18 +67,18 @@ pub struct Owner {
 impl Owner {
     fn entry(&self) -> Entry<'_> {
         Entry {
-            api_version: Some(Cow::Borrowed(&self.who.api_version)),
+            api_version: Some(Cow::Borrowed(&self.id.api_version)),
             fields_type: Some(Cow::Borrowed(FIELDS_TYPE)),
             fields_v1: Some(Cow::Borrowed(&self.set)),
-            manager: Some(Cow::Borrowed(&self.who.manager)),
-            operation: Some(Cow::Borrowed(self.who.operation.as_str())),
-            subresource: Some(Cow::Borrowed(&*self.who.subresource)).filter(|s| !s.is_empty()),
+            manager: Some(Cow::Borrowed(&self.id.manager)),
+            operation: Some(Cow::Borrowed(self.id.operation.as_str())),
+            subresource: Some(Cow::Borrowed(&*self.id.subresource)).filter(|s| !s.is_empty()),
             time: self.time.map(Time),
         }
     }
 
     /// As it is written, but for the time.
-    pub fn untimed(&self) -> Option<String> {
+    pub fn encode_without_time(&self) -> Option<String> {
         serde_json::to_string(&Entry { time: None, ..self.entry() }).ok()
     }
 }
@@ -111,40 +111,40 @@ const FIELDS_TYPE: &str = "FieldsV1";
 impl Owners {
     /// From what is stored.
     pub fn decode(text: &[u8]) -> Self {
-        Self::believed(serde_json::from_slice::<Vec<Entry<'_>>>(text).unwrap_or_default())
+        Self::from_entries(serde_json::from_slice::<Vec<Entry<'_>>>(text).unwrap_or_default())
     }
 
     /// From what a client sent.
-    pub fn sent(entries: Option<&Vec<ManagedFieldsEntry>>) -> Self {
-        fn lent(text: Option<&String>) -> Option<Cow<'_, str>> {
+    pub fn from_client(entries: Option<&Vec<ManagedFieldsEntry>>) -> Self {
+        fn borrowed(text: Option<&String>) -> Option<Cow<'_, str>> {
             text.map(|text| Cow::Borrowed(&**text))
         }
         fn entry(sent: &ManagedFieldsEntry) -> Entry<'_> {
             let ManagedFieldsEntry { api_version, fields_type, fields_v1, manager, operation, subresource, time } =
                 sent;
             Entry {
-                api_version: lent(api_version.as_ref()),
-                fields_type: lent(fields_type.as_ref()),
+                api_version: borrowed(api_version.as_ref()),
+                fields_type: borrowed(fields_type.as_ref()),
                 fields_v1: fields_v1.as_ref().map(|fields| Cow::Owned(FieldSet::from_value(&fields.0))),
-                manager: lent(manager.as_ref()),
-                operation: lent(operation.as_ref()),
-                subresource: lent(subresource.as_ref()),
+                manager: borrowed(manager.as_ref()),
+                operation: borrowed(operation.as_ref()),
+                subresource: borrowed(subresource.as_ref()),
                 time: time.clone(),
             }
         }
-        Self::believed(entries.into_iter().flatten().map(entry))
+        Self::from_entries(entries.into_iter().flatten().map(entry))
     }
 
-    /// If one entry makes no sense, none is believed.
-    fn believed<'a>(entries: impl IntoIterator<Item = Entry<'a>>) -> Self {
-        let mut made = Self::default();
+    /// If one entry makes no sense, none is from_entries.
+    fn from_entries<'a>(entries: impl IntoIterator<Item = Entry<'a>>) -> Self {
+        let mut owners = Self::default();
         for entry in entries {
             let operation = match (entry.operation.as_deref(), entry.fields_type.as_deref()) {
                 (Some("Apply"), Some(FIELDS_TYPE)) => Operation::Apply,
                 (Some("Update"), Some(FIELDS_TYPE)) => Operation::Update,
                 _ => return Self::default(),
             };
-            let who = Identity {
+            let id = ManagerId {
                 manager: entry.manager.unwrap_or_default().into_owned(),
                 operation,
                 api_version: entry.api_version.unwrap_or_default().into_owned(),
@@ -152,16 +152,16 @@ impl Owners {
             };
             let set = entry.fields_v1.unwrap_or_default().into_owned();
             let time = entry.time.map(|t| t.0);
-            match made.find_mut(&who) {
+            match owners.find_mut(&id) {
                 Some(owner) => owner.set = std::mem::take(&mut owner.set).union(&set),
-                None => made.0.push(Owner { who, set, time }),
+                None => owners.0.push(Owner { id, set, time }),
             }
         }
-        made
+        owners
     }
 
-    pub fn same_but_times(&self, other: &Self) -> bool {
-        let same = |a: &Owner, b: &Owner| a.who == b.who && a.set == b.set;
+    pub fn equals_ignoring_times(&self, other: &Self) -> bool {
+        let same = |a: &Owner, b: &Owner| a.id == b.id && a.set == b.set;
         self.0.len() == other.0.len() && self.0.iter().zip(&other.0).all(|(a, b)| same(a, b))
     }
 
@@ -171,7 +171,7 @@ impl Owners {
             return None;
         }
         self.sort_by_identity();
-        self.0.sort_by_key(|owner| (owner.who.operation, owner.time.map_or(0, |t| t.as_second())));
+        self.0.sort_by_key(|owner| (owner.id.operation, owner.time.map_or(0, |t| t.as_second())));
         let entries: Vec<Entry<'_>> = self.0.iter().map(Owner::entry).collect();
         // Maps with keys of text and nothing that can fail.
         serde_json::to_vec(&entries).ok()
@@ -179,8 +179,8 @@ impl Owners {
 
     /// The order among those that came at the same time.
     pub fn sort_by_identity(&mut self) {
-        self.0.sort_by(|Owner { who: a, .. }, Owner { who: b, .. }| {
-            let [a, b] = [a, b].map(|who| (&who.manager, &who.api_version, &who.subresource));
+        self.0.sort_by(|Owner { id: a, .. }, Owner { id: b, .. }| {
+            let [a, b] = [a, b].map(|id| (&id.manager, &id.api_version, &id.subresource));
             a.cmp(&b)
         });
     }
@@ -189,20 +189,20 @@ impl Owners {
         self.0.is_empty()
     }
 
-    pub fn find(&self, who: &Identity) -> Option<&Owner> {
-        self.0.iter().find(|owner| owner.who.is(who))
+    pub fn find(&self, id: &ManagerId) -> Option<&Owner> {
+        self.0.iter().find(|owner| owner.id.is_same_manager(id))
     }
 
-    pub fn find_mut(&mut self, who: &Identity) -> Option<&mut Owner> {
-        self.0.iter_mut().find(|owner| owner.who.is(who))
+    pub fn find_mut(&mut self, id: &ManagerId) -> Option<&mut Owner> {
+        self.0.iter_mut().find(|owner| owner.id.is_same_manager(id))
     }
 
-    pub fn others(&self, who: &Identity) -> impl Iterator<Item = &Owner> {
-        self.0.iter().filter(move |owner| !owner.who.is(who))
+    pub fn others(&self, id: &ManagerId) -> impl Iterator<Item = &Owner> {
+        self.0.iter().filter(move |owner| !owner.id.is_same_manager(id))
     }
 
-    pub fn others_mut(&mut self, who: &Identity) -> impl Iterator<Item = &mut Owner> {
-        self.0.iter_mut().filter(move |owner| !owner.who.is(who))
+    pub fn others_mut(&mut self, id: &ManagerId) -> impl Iterator<Item = &mut Owner> {
+        self.0.iter_mut().filter(move |owner| !owner.id.is_same_manager(id))
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Owner> {
@@ -210,17 +210,17 @@ impl Owners {
     }
 
     /// Gives an owner its set; who owns nothing is no owner.
-    pub fn set(&mut self, who: &Identity, set: FieldSet) {
+    pub fn set(&mut self, id: &ManagerId, set: FieldSet) {
         if set.is_empty() {
-            self.0.retain(|owner| !owner.who.is(who));
+            self.0.retain(|owner| !owner.id.is_same_manager(id));
             return;
         }
-        match self.find_mut(who) {
+        match self.find_mut(id) {
             Some(owner) => {
                 owner.set = set;
-                owner.who = who.clone();
+                owner.id = id.clone();
             }
-            None => self.0.push(Owner { who: who.clone(), set, time: None }),
+            None => self.0.push(Owner { id: id.clone(), set, time: None }),
         }
     }
 
@@ -229,29 +229,29 @@ impl Owners {
     }
 
     /// Keeps the number of updaters bounded.
-    pub fn cap(&mut self) {
-        let updaters = |owners: &Self| owners.0.iter().filter(|o| o.who.operation == Operation::Update).count();
+    pub fn merge_oldest_updates(&mut self) {
+        let updaters = |owners: &Self| owners.0.iter().filter(|o| o.id.operation == Operation::Update).count();
         let mut left = updaters(self);
-        if left <= UPDATERS {
+        if left <= MAX_UPDATE_OWNERS {
             return;
         }
-        let mut order: Vec<Owner> = self.0.extract_if(.., |o| o.who.operation == Operation::Update).collect();
-        order.sort_by_key(|o| (o.time.map_or(0, |t| t.as_second()), o.who.manager.clone(), o.who.api_version.clone()));
-        let mut kept: Vec<Owner> = Vec::new();
+        let mut order: Vec<Owner> = self.0.extract_if(.., |o| o.id.operation == Operation::Update).collect();
+        order.sort_by_key(|o| (o.time.map_or(0, |t| t.as_second()), o.id.manager.clone(), o.id.api_version.clone()));
+        let mut merged: Vec<Owner> = Vec::new();
         for owner in order {
-            let bucket = kept.iter_mut().find(|k| k.who.api_version == owner.who.api_version);
+            let bucket = merged.iter_mut().find(|k| k.id.api_version == owner.id.api_version);
             match bucket {
-                Some(bucket) if left > UPDATERS => {
-                    bucket.who.manager = ANCIENT.into();
-                    bucket.who.subresource.clear();
+                Some(bucket) if left > MAX_UPDATE_OWNERS => {
+                    bucket.id.manager = ANCIENT_CHANGES_MANAGER.into();
+                    bucket.id.subresource.clear();
                     bucket.set = std::mem::take(&mut bucket.set).union(&owner.set);
                     bucket.time = owner.time;
                     left -= 1;
                 }
-                _ => kept.push(owner),
+                _ => merged.push(owner),
             }
         }
-        self.0.extend(kept);
+        self.0.extend(merged);
     }
 }
 
@@ -260,21 +260,21 @@ mod tests {
     use super::*;
 
     fn owner(manager: &str, second: i64) -> Owner {
-        let who = Identity {
+        let id = ManagerId {
             manager: manager.into(),
             operation: Operation::Update,
             api_version: "v1".into(),
             subresource: String::new(),
         };
-        Owner { who, set: FieldSet::of(&[&["data", manager]]), time: Timestamp::from_second(second).ok() }
+        Owner { id, set: FieldSet::from_paths(&[&["data", manager]]), time: Timestamp::from_second(second).ok() }
     }
 
     #[test]
     fn the_oldest_updaters_are_joined_beyond_ten() {
         let mut owners = Owners((0..13).map(|i| owner(&format!("m{i:02}"), 100 - i)).collect());
-        owners.cap();
+        owners.merge_oldest_updates();
         assert_eq!(owners.0.len(), 10);
-        let ancient = owners.iter().find(|o| o.who.manager == ANCIENT).unwrap();
+        let ancient = owners.iter().find(|o| o.id.manager == ANCIENT_CHANGES_MANAGER).unwrap();
         let fields = serde_json::json!({ "f:m09": {}, "f:m10": {}, "f:m11": {}, "f:m12": {} });
         assert_eq!(ancient.set.to_value()["f:data"], fields);
         assert_eq!(ancient.time.unwrap().as_second(), 91, "the time of the youngest among them");
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn entries_survive_the_wire_in_a_fixed_order() {
         let mut applier = owner("z", 5);
-        applier.who.operation = Operation::Apply;
+        applier.id.operation = Operation::Apply;
         let owners = Owners(vec![owner("b", 2), owner("a", 2), owner("c", 1), applier]);
         let text = owners.encode().unwrap();
         let typed: Vec<ManagedFieldsEntry> = serde_json::from_slice(&text).unwrap();
@@ -291,6 +291,6 @@ mod tests {
         assert_eq!(names, ["z", "c", "a", "b"]);
         assert_eq!(serde_json::to_vec(&typed).unwrap(), text, "as the type writes it");
         assert_eq!(Owners::decode(&text).encode().unwrap(), text);
-        assert_eq!(Owners::sent(Some(&typed)).encode().unwrap(), text);
+        assert_eq!(Owners::from_client(Some(&typed)).encode().unwrap(), text);
     }
 }

@@ -4,24 +4,24 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value};
 
-use super::compare::{fields_at, step};
-use super::set::{FieldSet, field};
-use crate::schema::{At, Relation, Scalar, Schema, Type};
+use super::compare::{fields_at, list_element_step};
+use super::set::{FieldSet, field_step};
+use crate::schema::{ListType, Scalar, Schema, TypeDef, TypeRef};
 
 /// What is applied wins; what it does not mention stays.
-pub(super) fn merged(at: At<'_>, live: &Value, applied: &Value) -> Value {
+pub(super) fn merged(ty: TypeRef<'_>, live: &Value, applied: &Value) -> Value {
     match (live, applied) {
-        (Value::Object(live), Value::Object(applied)) if !at.is_atomic_object() => {
+        (Value::Object(live), Value::Object(applied)) if !ty.is_atomic_object() => {
             let mut out = live.clone();
             for (name, value) in applied {
-                let inner = at.member(name).unwrap_or_else(|| Schema::unknown().root());
+                let inner = ty.member(name).unwrap_or_else(|| Schema::unknown().root());
                 let joined = live.get(name).map_or_else(|| value.clone(), |live| merged(inner, live, value));
                 out.insert(name.clone(), joined);
             }
             Value::Object(out)
         }
-        (Value::Array(live), Value::Array(applied)) if *at.relation() != Relation::Atomic => {
-            Value::Array(merged_list(at, live, applied))
+        (Value::Array(live), Value::Array(applied)) if *ty.list_type() != ListType::Atomic => {
+            Value::Array(merged_list(ty, live, applied))
         }
         _ => applied.clone(),
     }
@@ -29,8 +29,8 @@ pub(super) fn merged(at: At<'_>, live: &Value, applied: &Value) -> Value {
 
 /// Elements both sides have come in the applied order. Those only the live list has stay before the shared element they
 /// preceded, and before what is new there.
-fn merged_list(at: At<'_>, live: &[Value], applied: &[Value]) -> Vec<Value> {
-    let steps = |list: &[Value]| list.iter().enumerate().map(|(i, v)| step(at, i, v)).collect::<Vec<_>>();
+fn merged_list(ty: TypeRef<'_>, live: &[Value], applied: &[Value]) -> Vec<Value> {
+    let steps = |list: &[Value]| list.iter().enumerate().map(|(i, v)| list_element_step(ty, i, v)).collect::<Vec<_>>();
     let (live_steps, applied_steps) = (steps(live), steps(applied));
     let live_at: HashMap<&str, usize> = live_steps.iter().enumerate().map(|(i, s)| (&**s, i)).collect();
     let wanted: HashSet<&str> = applied_steps.iter().map(|s| &**s).collect();
@@ -51,7 +51,7 @@ fn merged_list(at: At<'_>, live: &[Value], applied: &[Value]) -> Vec<Value> {
         match live_at.get(&**step) {
             None => out.push(value.clone()),
             Some(found) => {
-                out.push(merged(at.element(), &live[*found], value));
+                out.push(merged(ty.element(), &live[*found], value));
                 shared.next();
             }
         }
@@ -61,16 +61,16 @@ fn merged_list(at: At<'_>, live: &[Value], applied: &[Value]) -> Vec<Value> {
 }
 
 /// The value without the places in the set. What becomes empty by that becomes null.
-pub(super) fn without(at: At<'_>, value: &Value, set: &FieldSet) -> Value {
+pub(super) fn without(ty: TypeRef<'_>, value: &Value, set: &FieldSet) -> Value {
     match value {
-        Value::Object(fields) if !fields.is_empty() && !at.is_atomic_object() => {
+        Value::Object(fields) if !fields.is_empty() && !ty.is_atomic_object() => {
             let mut out = Map::new();
             for (name, value) in fields {
-                match set.get(&field(name)) {
-                    Some(node) if node.member => {}
+                match set.get(&field_step(name)) {
+                    Some(node) if node.included => {}
                     Some(node) => {
-                        let inner = at.member(name).unwrap_or_else(|| Schema::unknown().root());
-                        out.insert(name.clone(), without(inner, value, &node.below));
+                        let inner = ty.member(name).unwrap_or_else(|| Schema::unknown().root());
+                        out.insert(name.clone(), without(inner, value, &node.children));
                     }
                     None => {
                         out.insert(name.clone(), value.clone());
@@ -79,12 +79,12 @@ pub(super) fn without(at: At<'_>, value: &Value, set: &FieldSet) -> Value {
             }
             if out.is_empty() { Value::Null } else { Value::Object(out) }
         }
-        Value::Array(list) if !list.is_empty() && *at.relation() != Relation::Atomic => {
+        Value::Array(list) if !list.is_empty() && *ty.list_type() != ListType::Atomic => {
             let mut out = Vec::new();
             for (i, element) in list.iter().enumerate() {
-                match set.get(&step(at, i, element)) {
-                    Some(node) if node.member => {}
-                    Some(node) => out.push(without(at.element(), element, &node.below)),
+                match set.get(&list_element_step(ty, i, element)) {
+                    Some(node) if node.included => {}
+                    Some(node) => out.push(without(ty.element(), element, &node.children)),
                     None => out.push(element.clone()),
                 }
             }
@@ -94,76 +94,76 @@ pub(super) fn without(at: At<'_>, value: &Value, set: &FieldSet) -> Value {
     }
 }
 
-/// The set with every declared field that has something below it. Taking such a field out takes out the struct, too.
-pub(super) fn with_structs(at: At<'_>, set: &FieldSet) -> FieldSet {
+/// The set with every declared field that has something children it. Taking such a field out takes out the struct, too.
+pub(super) fn with_structs(ty: TypeRef<'_>, set: &FieldSet) -> FieldSet {
     let mut out = FieldSet::default();
     for (step, node) in set.iter() {
         let name = step.strip_prefix("f:");
-        let declared = name.is_some_and(|name| at.declared(name).is_some());
+        let declared = name.is_some_and(|name| ty.declared(name).is_some());
         let inner = match name {
-            Some(name) => at.member(name).unwrap_or_else(|| Schema::unknown().root()),
-            None => at.element(),
+            Some(name) => ty.member(name).unwrap_or_else(|| Schema::unknown().root()),
+            None => ty.element(),
         };
         let mut node = node.clone();
-        node.member |= declared && !node.below.is_empty();
-        node.below = with_structs(inner, &node.below);
-        out.put(step, node);
+        node.included |= declared && !node.children.is_empty();
+        node.children = with_structs(inner, &node.children);
+        out.insert(step, node);
     }
     out
 }
 
 /// All fields of a value, structs included.
-pub(super) fn all_fields(at: At<'_>, value: &Value) -> FieldSet {
-    with_structs(at, &fields_at(at, value).below)
+pub(super) fn all_fields(ty: TypeRef<'_>, value: &Value) -> FieldSet {
+    with_structs(ty, &fields_at(ty, value).children)
 }
 
 /// Is what a client applies of the right shape? Says where not.
-pub(super) fn check(at: At<'_>, value: &Value, path: &str) -> Result<(), String> {
+pub(super) fn check(ty: TypeRef<'_>, value: &Value, path: &str) -> Result<(), String> {
     let wrong = |wanted: &str| Err(format!("{path}: expected {wanted}, got {value}"));
-    match (at.of, value) {
-        (_, Value::Null) | (Type::Untyped { .. }, _) => Ok(()),
-        (Type::Scalar(Scalar::Text | Scalar::MicroTime), Value::String(_)) => Ok(()),
-        (Type::Scalar(Scalar::Text | Scalar::MicroTime), _) => wrong("string"),
-        (Type::Scalar(Scalar::Flag), Value::Bool(_)) => Ok(()),
-        (Type::Scalar(Scalar::Flag), _) => wrong("boolean"),
-        (Type::Scalar(Scalar::Integer | Scalar::Number), Value::Number(_)) => Ok(()),
-        (Type::Scalar(Scalar::Integer | Scalar::Number), _) => wrong("numeric (int or float)"),
-        (Type::Scalar(Scalar::IntOrText), Value::String(_) | Value::Number(_)) => Ok(()),
-        (Type::Scalar(Scalar::IntOrText), _) => wrong("string or number"),
-        (Type::Struct { .. } | Type::Map { .. }, Value::Object(fields)) => {
+    match (ty.def, value) {
+        (_, Value::Null) | (TypeDef::Untyped { .. }, _) => Ok(()),
+        (TypeDef::Scalar(Scalar::String | Scalar::MicroTime), Value::String(_)) => Ok(()),
+        (TypeDef::Scalar(Scalar::String | Scalar::MicroTime), _) => wrong("string"),
+        (TypeDef::Scalar(Scalar::Boolean), Value::Bool(_)) => Ok(()),
+        (TypeDef::Scalar(Scalar::Boolean), _) => wrong("boolean"),
+        (TypeDef::Scalar(Scalar::Integer | Scalar::Number), Value::Number(_)) => Ok(()),
+        (TypeDef::Scalar(Scalar::Integer | Scalar::Number), _) => wrong("numeric (int or float)"),
+        (TypeDef::Scalar(Scalar::IntOrString), Value::String(_) | Value::Number(_)) => Ok(()),
+        (TypeDef::Scalar(Scalar::IntOrString), _) => wrong("string or number"),
+        (TypeDef::Struct { .. } | TypeDef::Map { .. }, Value::Object(fields)) => {
             fields.iter().try_for_each(|(name, value)| {
                 let path = format!("{path}.{name}");
-                match at.member(name) {
+                match ty.member(name) {
                     Some(inner) => check(inner, value, &path),
                     None => Err(format!("{path}: field not declared in schema")),
                 }
             })
         }
-        (Type::Struct { .. } | Type::Map { .. }, _) => wrong("map"),
-        (Type::List { relation, .. }, Value::Array(elements)) => {
+        (TypeDef::Struct { .. } | TypeDef::Map { .. }, _) => wrong("map"),
+        (TypeDef::List { list_type, .. }, Value::Array(elements)) => {
             let mut seen = HashSet::new();
             for (i, element) in elements.iter().enumerate() {
-                let step = step(at, i, element);
+                let step = list_element_step(ty, i, element);
                 let shown = path_of(&step, i);
-                if matches!(relation, Relation::Keys(_)) && step.starts_with("i:") {
+                if matches!(list_type, ListType::Map(_)) && step.starts_with("i:") {
                     return Err(format!(
                         "{path}: element {i}: associative list with keys has an element that omits key field"
                     ));
                 }
-                check(at.element(), element, &format!("{path}{shown}"))?;
-                if *relation != Relation::Atomic && !seen.insert(step) {
+                check(ty.element(), element, &format!("{path}{shown}"))?;
+                if *list_type != ListType::Atomic && !seen.insert(step) {
                     return Err(format!("{path}: duplicate entries for key {shown}"));
                 }
             }
             Ok(())
         }
-        (Type::List { .. }, _) => wrong("list"),
+        (TypeDef::List { .. }, _) => wrong("list"),
     }
 }
 
 fn path_of(step: &str, index: usize) -> String {
     let mut set = FieldSet::default();
-    set.put(step, super::set::Node { member: true, below: FieldSet::default() });
+    set.insert(step, super::set::FieldNode { included: true, children: FieldSet::default() });
     set.paths().pop().unwrap_or_else(|| format!("[{index}]"))
 }
 

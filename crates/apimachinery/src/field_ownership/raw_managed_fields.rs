@@ -22,7 +22,7 @@ impl RawManagedFields {
     }
 
     /// Empty if there is none.
-    pub fn text(&self) -> &[u8] {
+    pub fn as_bytes(&self) -> &[u8] {
         self.0.as_deref().unwrap_or_default()
     }
 
@@ -31,7 +31,7 @@ impl RawManagedFields {
     }
 
     /// Do the two differ in nothing but times?
-    pub fn same_but_times(&self, other: &Self) -> bool {
-        self == other || self.owners().same_but_times(&other.owners())
+    pub fn equals_ignoring_times(&self, other: &Self) -> bool {
+        self == other || self.owners().equals_ignoring_times(&other.owners())
     }
 }

@@ -11,54 +11,54 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct FieldSet(BTreeMap<Box<str>, Node>);
+pub struct FieldSet(BTreeMap<Box<str>, FieldNode>);
 
-/// A place in the tree: is the place itself in the set, and what is below it?
+/// A place in the tree: is the place itself in the set, and what is children it?
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Node {
-    pub member: bool,
-    pub below: FieldSet,
+pub struct FieldNode {
+    pub included: bool,
+    pub children: FieldSet,
 }
 
-impl Node {
+impl FieldNode {
     pub fn is_empty(&self) -> bool {
-        !self.member && self.below.is_empty()
+        !self.included && self.children.is_empty()
     }
 }
 
-pub fn field(name: &str) -> Box<str> {
+pub fn field_step(name: &str) -> Box<str> {
     format!("f:{name}").into()
 }
 
 impl FieldSet {
     /// A set of whole fields, each given as a path of names.
-    pub fn of(paths: &[&[&str]]) -> Self {
-        let mut made = Self::default();
+    pub fn from_paths(paths: &[&[&str]]) -> Self {
+        let mut result = Self::default();
         for path in paths {
-            let mut set = &mut made;
+            let mut set = &mut result;
             for (i, name) in path.iter().enumerate() {
-                let node = set.0.entry(field(name)).or_default();
-                node.member |= i + 1 == path.len();
-                set = &mut node.below;
+                let node = set.0.entry(field_step(name)).or_default();
+                node.included |= i + 1 == path.len();
+                set = &mut node.children;
             }
         }
-        made
+        result
     }
 
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    pub fn get(&self, step: &str) -> Option<&Node> {
+    pub fn get(&self, step: &str) -> Option<&FieldNode> {
         self.0.get(step)
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &Node)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &FieldNode)> {
         self.0.iter().map(|(step, node)| (&**step, node))
     }
 
     /// Puts what is known about a step; nothing is not put.
-    pub fn put(&mut self, step: &str, node: Node) {
+    pub fn insert(&mut self, step: &str, node: FieldNode) {
         if !node.is_empty() {
             self.0.insert(step.into(), node);
         }
@@ -67,18 +67,18 @@ impl FieldSet {
     pub fn union(mut self, other: &Self) -> Self {
         for (step, theirs) in &other.0 {
             let ours = self.0.entry(step.clone()).or_default();
-            ours.member |= theirs.member;
-            ours.below = std::mem::take(&mut ours.below).union(&theirs.below);
+            ours.included |= theirs.included;
+            ours.children = std::mem::take(&mut ours.children).union(&theirs.children);
         }
         self
     }
 
-    /// Takes the places of the other set out, in place. What is below such a place stays.
+    /// Takes the places of the other set out, in place. What is children such a place stays.
     pub fn subtract(&mut self, other: &Self) {
         for (step, theirs) in &other.0 {
             let Some(ours) = self.0.get_mut(step) else { continue };
-            ours.member &= !theirs.member;
-            ours.below.subtract(&theirs.below);
+            ours.included &= !theirs.included;
+            ours.children.subtract(&theirs.children);
             if ours.is_empty() {
                 self.0.remove(step);
             }
@@ -86,35 +86,37 @@ impl FieldSet {
     }
 
     pub fn intersection(&self, other: &Self) -> Self {
-        self.combined(other, |ours, theirs| Node {
-            member: ours.member && theirs.is_some_and(|t| t.member),
-            below: theirs.map(|t| ours.below.intersection(&t.below)).unwrap_or_default(),
+        self.combined(other, |ours, theirs| FieldNode {
+            included: ours.included && theirs.is_some_and(|t| t.included),
+            children: theirs.map(|t| ours.children.intersection(&t.children)).unwrap_or_default(),
         })
     }
 
-    /// Without the places in the other set. What is below such a place stays.
+    /// Without the places in the other set. What is children such a place stays.
     pub fn difference(&self, other: &Self) -> Self {
         self.combined(other, |ours, theirs| match theirs {
             None => ours.clone(),
-            Some(t) => Node { member: ours.member && !t.member, below: ours.below.difference(&t.below) },
+            Some(t) => {
+                FieldNode { included: ours.included && !t.included, children: ours.children.difference(&t.children) }
+            }
         })
     }
 
-    /// Without the places in the other set and everything below them.
-    pub fn without_trees(&self, other: &Self) -> Self {
+    /// Without the places in the other set and everything children them.
+    pub fn without_subtrees(&self, other: &Self) -> Self {
         self.combined(other, |ours, theirs| match theirs {
             None => ours.clone(),
-            Some(t) if t.member => Node::default(),
-            Some(t) => Node { member: ours.member, below: ours.below.without_trees(&t.below) },
+            Some(t) if t.included => FieldNode::default(),
+            Some(t) => FieldNode { included: ours.included, children: ours.children.without_subtrees(&t.children) },
         })
     }
 
-    fn combined(&self, other: &Self, join: impl Fn(&Node, Option<&Node>) -> Node) -> Self {
-        let mut made = Self::default();
+    fn combined(&self, other: &Self, join: impl Fn(&FieldNode, Option<&FieldNode>) -> FieldNode) -> Self {
+        let mut result = Self::default();
         for (step, ours) in &self.0 {
-            made.put(step, join(ours, other.0.get(step)));
+            result.insert(step, join(ours, other.0.get(step)));
         }
-        made
+        result
     }
 
     #[cfg(test)]
@@ -124,26 +126,26 @@ impl FieldSet {
 
     /// What a client calls a set may be anything; only what is one is kept.
     pub fn from_value(value: &Value) -> Self {
-        let mut made = Self::default();
+        let mut result = Self::default();
         for (step, inner) in value.as_object().into_iter().flatten() {
-            if step != ITSELF
+            if step != SELF_MARKER
                 && let Some(step) = canonical(step)
             {
-                made.put(&step, Node::from_value(inner));
+                result.insert(&step, FieldNode::from_value(inner));
             }
         }
-        made
+        result
     }
 
     /// Every place as the API prints it: `.spec.containers[name="a"].image`.
     pub fn paths(&self) -> Vec<String> {
         fn collect(set: &FieldSet, prefix: &str, out: &mut Vec<String>) {
             for (step, node) in &set.0 {
-                let path = format!("{prefix}{}", shown(step));
-                if node.member {
+                let path = format!("{prefix}{}", format_step(step));
+                if node.included {
                     out.push(path.clone());
                 }
-                collect(&node.below, &path, out);
+                collect(&node.children, &path, out);
             }
         }
         let mut out = Vec::new();
@@ -152,8 +154,8 @@ impl FieldSet {
     }
 }
 
-/// Stands for the place itself where there is something below it.
-const ITSELF: &str = ".";
+/// Stands for the place itself where there is something children it.
+const SELF_MARKER: &str = ".";
 
 impl Serialize for FieldSet {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -161,13 +163,13 @@ impl Serialize for FieldSet {
     }
 }
 
-impl Serialize for Node {
+impl Serialize for FieldNode {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
-        if self.member && !self.below.is_empty() {
-            map.serialize_entry(ITSELF, &Self::default())?;
+        if self.included && !self.children.is_empty() {
+            map.serialize_entry(SELF_MARKER, &Self::default())?;
         }
-        for (step, node) in &self.below.0 {
+        for (step, node) in &self.children.0 {
             map.serialize_entry(step, node)?;
         }
         map.end()
@@ -176,46 +178,46 @@ impl Serialize for Node {
 
 impl<'de> Deserialize<'de> for FieldSet {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Node::deserialize(deserializer).map(|node| node.below)
+        FieldNode::deserialize(deserializer).map(|node| node.children)
     }
 }
 
-impl<'de> Deserialize<'de> for Node {
+impl<'de> Deserialize<'de> for FieldNode {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(Steps)
+        deserializer.deserialize_map(FieldNodeVisitor)
     }
 }
 
-struct Steps;
+struct FieldNodeVisitor;
 
-impl<'de> Visitor<'de> for Steps {
-    type Value = Node;
+impl<'de> Visitor<'de> for FieldNodeVisitor {
+    type Value = FieldNode;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a set of fields")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<FieldNode, A::Error> {
         #[derive(Deserialize)]
         struct Step<'a>(#[serde(borrow)] Cow<'a, str>);
-        let mut node = Node::default();
-        while let Some((Step(step), below)) = map.next_entry::<Step<'de>, Node>()? {
-            if step == ITSELF {
-                node.member = true;
+        let mut node = FieldNode::default();
+        while let Some((Step(step), children)) = map.next_entry::<Step<'de>, FieldNode>()? {
+            if step == SELF_MARKER {
+                node.included = true;
             } else if let Some(step) = canonical(&step) {
-                node.below.put(&step, below);
+                node.children.insert(&step, children);
             }
         }
-        node.member |= node.below.is_empty();
+        node.included |= node.children.is_empty();
         Ok(node)
     }
 }
 
-impl Node {
+impl FieldNode {
     fn from_value(value: &Value) -> Self {
-        let below = FieldSet::from_value(value);
-        let marked = value.get(ITSELF).is_some();
-        Self { member: marked || below.is_empty(), below }
+        let children = FieldSet::from_value(value);
+        let marked = value.get(SELF_MARKER).is_some();
+        Self { included: marked || children.is_empty(), children }
     }
 }
 
@@ -224,22 +226,22 @@ fn canonical(step: &str) -> Option<Box<str>> {
     let (kind, rest) = step.split_once(':')?;
     match kind {
         "f" => Some(step.into()),
-        "k" => serde_json::from_str::<Map<String, Value>>(rest).ok().map(keyed),
-        "v" => serde_json::from_str::<Value>(rest).ok().map(|value| valued(&value)),
+        "k" => serde_json::from_str::<Map<String, Value>>(rest).ok().map(key_step),
+        "v" => serde_json::from_str::<Value>(rest).ok().map(|value| value_step(&value)),
         "i" => rest.parse::<usize>().ok().map(|_| step.into()),
         _ => None,
     }
 }
 
-pub fn keyed(keys: Map<String, Value>) -> Box<str> {
+pub fn key_step(keys: Map<String, Value>) -> Box<str> {
     format!("k:{}", Value::Object(keys)).into()
 }
 
-pub fn valued(value: &Value) -> Box<str> {
+pub fn value_step(value: &Value) -> Box<str> {
     format!("v:{value}").into()
 }
 
-fn shown(step: &str) -> String {
+fn format_step(step: &str) -> String {
     match step.split_once(':') {
         Some(("k", keys)) => {
             let keys: Map<String, Value> = serde_json::from_str(keys).unwrap_or_default();
@@ -290,11 +292,11 @@ mod tests {
             ("intersection", a.intersection(&b), json!({ "f:a": { "f:x": {} } })),
             ("difference", a.difference(&b), json!({ "f:a": { ".": {}, "f:y": {} }, "f:b": {} })),
             (
-                "a place leaves without what is below it",
+                "a place leaves without what is children it",
                 a.difference(&set(json!({ "f:a": {} }))),
                 json!({ "f:a": { "f:x": {}, "f:y": {} }, "f:b": {} }),
             ),
-            ("or with it", a.without_trees(&FieldSet::of(&[&["a"]])), json!({ "f:b": {} })),
+            ("or with it", a.without_subtrees(&FieldSet::from_paths(&[&["a"]])), json!({ "f:b": {} })),
         ] {
             assert_eq!(got.to_value(), want, "{case}");
         }

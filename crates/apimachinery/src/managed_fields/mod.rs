@@ -1,10 +1,10 @@
 //! Objects together with the owners of their fields: how both are read from a stored object, changed by a write and
 //! stored again. The rules of ownership themselves are in [`field_ownership`](crate::field_ownership).
 
-mod current;
-mod document;
-mod track;
+mod current_object;
+mod managed_object;
+mod tracker;
 
-pub use current::{Current, decode};
-pub use document::{Document, Encoded, SplitObject};
-pub use track::Tracker;
+pub use current_object::{CurrentObject, decode};
+pub use managed_object::{EncodedObject, ManagedObject, SplitObject};
+pub use tracker::OwnershipTracker;

@@ -6,9 +6,9 @@ use serde_json::Value;
 use crate::error::ApiError;
 
 /// All that copies may add together, in bytes of JSON.
-const COPIED: usize = 3 << 20;
+const MAX_COPIED_BYTES: usize = 3 << 20;
 /// How deep an object may be; as deep as one that comes in a body.
-const DEPTH: usize = 128;
+const MAX_DEPTH: usize = 128;
 
 pub(super) fn apply(value: &mut Value, patch: &Patch) -> Result<(), ApiError> {
     let mut copied = 0;
@@ -19,33 +19,33 @@ pub(super) fn apply(value: &mut Value, patch: &Patch) -> Result<(), ApiError> {
             PatchOperation::Move(op) => (&op.path, value.pointer(op.from.as_str())),
             PatchOperation::Copy(op) => {
                 let source = value.pointer(op.from.as_str());
-                copied += source.map_or(0, size);
+                copied += source.map_or(0, json_bytes);
                 (&op.path, source)
             }
             PatchOperation::Remove(_) | PatchOperation::Test(_) => {
-                step(value, operation)?;
+                apply_operation(value, operation)?;
                 continue;
             }
         };
-        if copied > COPIED {
-            return Err(ApiError::TooLarge { limit: COPIED });
+        if copied > MAX_COPIED_BYTES {
+            return Err(ApiError::TooLarge { limit: MAX_COPIED_BYTES });
         }
-        if put.map_or(0, depth) + path.as_str().matches('/').count() > DEPTH {
+        if put.map_or(0, depth) + path.as_str().matches('/').count() > MAX_DEPTH {
             return Err(ApiError::PatchRejected);
         }
-        step(value, operation)?;
+        apply_operation(value, operation)?;
     }
     Ok(())
 }
 
-fn step(value: &mut Value, operation: &PatchOperation) -> Result<(), ApiError> {
+fn apply_operation(value: &mut Value, operation: &PatchOperation) -> Result<(), ApiError> {
     json_patch::patch(value, std::slice::from_ref(operation)).map_err(|_| ApiError::PatchRejected)
 }
 
-fn size(value: &Value) -> usize {
+fn json_bytes(value: &Value) -> usize {
     match value {
-        Value::Array(items) => 2 + items.iter().map(|item| 1 + size(item)).sum::<usize>(),
-        Value::Object(fields) => 2 + fields.iter().map(|(key, item)| key.len() + 4 + size(item)).sum::<usize>(),
+        Value::Array(items) => 2 + items.iter().map(|item| 1 + json_bytes(item)).sum::<usize>(),
+        Value::Object(fields) => 2 + fields.iter().map(|(key, item)| key.len() + 4 + json_bytes(item)).sum::<usize>(),
         Value::String(text) => 2 + text.len(),
         Value::Null | Value::Bool(_) | Value::Number(_) => 4,
     }

@@ -9,31 +9,32 @@ use serde_json::Value;
 use crate::error::ApiError;
 use crate::json_scanner;
 use crate::kind::{Kind, Object};
-use crate::managed_fields::Current;
+use crate::managed_fields::CurrentObject;
 use crate::render;
 use crate::schema::Schema;
 
 const ACCEPTED: &str = "application/json-patch+json, application/merge-patch+json, \
                         application/strategic-merge-patch+json, application/apply-patch+yaml";
-const ACCEPTED_CUSTOM: &str = "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml";
-const OPERATIONS_LIMIT: usize = 10_000;
+const ACCEPTED_FOR_CUSTOM: &str =
+    "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml";
+const MAX_OPERATIONS: usize = 10_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum PatchFormat {
     Json,
     Merge,
     Strategic,
     Apply,
 }
 
-impl Format {
+impl PatchFormat {
     pub fn of(content_type: Option<&str>, kind: &dyn Kind) -> Result<Self, ApiError> {
         match content_type.unwrap_or_default().split(';').next().unwrap_or_default().trim() {
             "application/json-patch+json" => Ok(Self::Json),
             "application/merge-patch+json" => Ok(Self::Merge),
-            "application/strategic-merge-patch+json" if kind.merges_strategically() => Ok(Self::Strategic),
+            "application/strategic-merge-patch+json" if kind.supports_strategic_merge() => Ok(Self::Strategic),
             "application/apply-patch+yaml" => Ok(Self::Apply),
-            _ if !kind.merges_strategically() => Err(ApiError::UnsupportedMediaType(ACCEPTED_CUSTOM)),
+            _ if !kind.supports_strategic_merge() => Err(ApiError::UnsupportedMediaType(ACCEPTED_FOR_CUSTOM)),
             _ => Err(ApiError::UnsupportedMediaType(ACCEPTED)),
         }
     }
@@ -46,12 +47,12 @@ pub enum Patch {
 }
 
 impl Patch {
-    pub fn parse(format: Format, body: &[u8]) -> Result<Self, ApiError> {
+    pub fn parse(format: PatchFormat, body: &[u8]) -> Result<Self, ApiError> {
         let bad = |e: serde_json::Error| ApiError::BadRequest(format!("error decoding patch: {e}"));
         let object = || -> Result<Value, ApiError> {
             let value: Value =
                 serde_json::from_slice(body).map_err(|_| ApiError::BadRequest("invalid JSON patch".into()))?;
-            match found(&value) {
+            match json_type_name(&value) {
                 "object" => Ok(value),
                 other => Err(ApiError::BadRequest(format!(
                     "error decoding patch: json: cannot unmarshal {other} into Go value of type map[string]interface {{}}"
@@ -59,35 +60,35 @@ impl Patch {
             }
         };
         Ok(match format {
-            Format::Json => {
+            PatchFormat::Json => {
                 let operations: Vec<Value> = serde_json::from_slice(body).map_err(bad)?;
                 // Well-formed but meaningless is refused like an operation that does not apply.
                 let patch: json_patch::Patch =
                     serde_json::from_value(operations.into()).map_err(|_| ApiError::PatchRejected)?;
-                if patch.0.len() > OPERATIONS_LIMIT {
-                    return Err(ApiError::TooLarge { limit: OPERATIONS_LIMIT });
+                if patch.0.len() > MAX_OPERATIONS {
+                    return Err(ApiError::TooLarge { limit: MAX_OPERATIONS });
                 }
                 Self::Json(patch)
             }
-            Format::Merge => Self::Merge(object()?),
-            Format::Strategic => Self::Strategic(object()?),
-            Format::Apply => return Err(ApiError::Internal("an apply is not a patch of what is stored".into())),
+            PatchFormat::Merge => Self::Merge(object()?),
+            PatchFormat::Strategic => Self::Strategic(object()?),
+            PatchFormat::Apply => return Err(ApiError::Internal("an apply is not a patch of what is stored".into())),
         })
     }
 
     /// The patched object as a text, with the resourceVersion it was read at unless the patch carries its own.
-    pub fn apply(&self, kind: &dyn Kind, current: &Current<'_>) -> Result<String, ApiError> {
+    pub fn apply(&self, kind: &dyn Kind, current: &CurrentObject<'_>) -> Result<String, ApiError> {
         let mut bytes = BytesMut::new();
         let stored = current.stored;
-        if self.mentions_owners() {
-            render::object(&mut bytes, kind.descriptor(), stored);
+        if self.touches_managed_fields() {
+            render::write_object(&mut bytes, kind.descriptor(), stored);
         } else {
-            render::text(&mut bytes, kind.descriptor(), &current.divided.text, stored.revision);
+            render::write_json(&mut bytes, kind.descriptor(), &current.split.json, stored.revision);
         }
         let damaged = |e: serde_json::Error| ApiError::Internal(format!("a stored object cannot be read: {e}"));
         if let Self::Merge(patch) = self {
             let text = std::str::from_utf8(&bytes).map_err(|e| damaged(serde::de::Error::custom(e)))?;
-            return Ok(json_scanner::merged(text, patch));
+            return Ok(json_scanner::apply_merge_patch(text, patch));
         }
         let mut value: Value = serde_json::from_slice(&bytes).map_err(damaged)?;
         self.merge(kind.schema(), &mut value)?;
@@ -95,15 +96,15 @@ impl Patch {
     }
 
     /// The patch as one of what holds an object, if it is no more than that.
-    pub fn holds(&self) -> Option<Holds<'_>> {
+    pub fn as_finalizer_patch(&self) -> Option<FinalizerPatch<'_>> {
         match self {
-            Self::Merge(patch) => Holds::of(patch),
+            Self::Merge(patch) => FinalizerPatch::of(patch),
             Self::Json(_) | Self::Strategic(_) => None,
         }
     }
 
     /// Owners are joined to the object only for a patch that is about them.
-    fn mentions_owners(&self) -> bool {
+    fn touches_managed_fields(&self) -> bool {
         match self {
             Self::Merge(patch) | Self::Strategic(patch) => patch.pointer("/metadata/managedFields").is_some(),
             Self::Json(patch) => {
@@ -135,12 +136,12 @@ impl Patch {
 
 /// A merge patch of finalizers, perhaps with the version they were read at: what controllers send most. The object need
 /// not become a text for it.
-pub struct Holds<'a> {
+pub struct FinalizerPatch<'a> {
     finalizers: Option<Vec<&'a str>>,
     version: Option<&'a str>,
 }
 
-impl<'a> Holds<'a> {
+impl<'a> FinalizerPatch<'a> {
     fn of(patch: &'a Value) -> Option<Self> {
         let metadata = patch.as_object().filter(|patch| patch.len() == 1)?.get("metadata")?.as_object()?;
         let finalizers = match metadata.get("finalizers")? {
@@ -155,7 +156,7 @@ impl<'a> Holds<'a> {
     }
 
     /// The patched object, as [`Patch::apply`] would say it.
-    pub fn apply(&self, current: &Current<'_>) -> Box<dyn Object> {
+    pub fn apply(&self, current: &CurrentObject<'_>) -> Box<dyn Object> {
         let mut object = current.object.copy();
         let meta = object.meta_mut();
         meta.finalizers = self.finalizers.as_ref().map(|list| list.iter().map(|&name| name.to_owned()).collect());
@@ -166,7 +167,7 @@ impl<'a> Holds<'a> {
 }
 
 /// What a value is, in the words of the real server's decoder.
-fn found(value: &Value) -> &'static str {
+fn json_type_name(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "bool",

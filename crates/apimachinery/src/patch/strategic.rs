@@ -4,28 +4,28 @@
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
-use crate::schema::{At, PatchRule, Schema};
+use crate::schema::{PatchStrategy, Schema, TypeRef};
 
-const PATCH: &str = "$patch";
+const PATCH_DIRECTIVE: &str = "$patch";
 const RETAIN_KEYS: &str = "$retainKeys";
-const ORDER: &str = "$setElementOrder/";
-const DELETE: &str = "$deleteFromPrimitiveList/";
+const ORDER_PREFIX: &str = "$setElementOrder/";
+const DELETE_PREFIX: &str = "$deleteFromPrimitiveList/";
 
 pub(super) fn merge(schema: &Schema, target: &mut Value, patch: &Value) -> Result<(), ApiError> {
     let (Value::Object(target), Value::Object(patch)) = (target, patch) else {
-        return Err(bad("a strategic merge patch must be an object"));
+        return Err(bad_request("a strategic merge patch must be an object"));
     };
-    object(schema.root(), target, patch)
+    merge_object(schema.root(), target, patch)
 }
 
-fn bad(why: impl Into<String>) -> ApiError {
+fn bad_request(why: impl Into<String>) -> ApiError {
     ApiError::BadRequest(why.into())
 }
 
-fn object(at: At<'_>, target: &mut Map<String, Value>, patch: &Map<String, Value>) -> Result<(), ApiError> {
+fn merge_object(ty: TypeRef<'_>, target: &mut Map<String, Value>, patch: &Map<String, Value>) -> Result<(), ApiError> {
     match directive(patch)? {
         Some("replace") => {
-            *target = plain(patch);
+            *target = without_directive_members(patch);
             return Ok(());
         }
         Some("delete") => {
@@ -35,30 +35,30 @@ fn object(at: At<'_>, target: &mut Map<String, Value>, patch: &Map<String, Value
         _ => {}
     }
     if let Some(keep) = patch.get(RETAIN_KEYS) {
-        let keep = keep.as_array().ok_or_else(|| bad("$retainKeys must be a list"))?;
+        let keep = keep.as_array().ok_or_else(|| bad_request("$retainKeys must be a list"))?;
         target.retain(|key, _| keep.iter().any(|k| k == key));
     }
-    for (key, removed) in with_prefix(patch, DELETE) {
-        let removed = removed.as_array().ok_or_else(|| bad(format!("{DELETE}{key} must be a list")))?;
+    for (key, removed) in with_prefix(patch, DELETE_PREFIX) {
+        let removed = removed.as_array().ok_or_else(|| bad_request(format!("{DELETE_PREFIX}{key} must be a list")))?;
         if let Some(Value::Array(list)) = target.get_mut(key) {
             list.retain(|v| !removed.contains(v));
         }
     }
     for (key, change) in patch.iter().filter(|(key, _)| !key.starts_with('$')) {
-        let inner = at.member(key).unwrap_or_else(|| Schema::unknown().root());
+        let inner = ty.member(key).unwrap_or_else(|| Schema::unknown().root());
         match change {
             Value::Null => {
                 target.remove(key);
             }
             Value::Object(change) => match target.get_mut(key) {
-                Some(Value::Object(current)) => object(inner, current, change)?,
+                Some(Value::Object(current)) => merge_object(inner, current, change)?,
                 _ => {
                     if directive(change)? == Some("delete") {
                         target.remove(key);
                         continue;
                     }
                     let mut fresh = Map::new();
-                    object(inner, &mut fresh, change)?;
+                    merge_object(inner, &mut fresh, change)?;
                     target.insert(key.clone(), fresh.into());
                 }
             },
@@ -67,8 +67,8 @@ fn object(at: At<'_>, target: &mut Map<String, Value>, patch: &Map<String, Value
                     Some(Value::Array(current)) => current,
                     _ => Vec::new(),
                 };
-                let order = patch.get(&format!("{ORDER}{key}"));
-                let merged = list(inner, rule(at, key), current, change, order)?;
+                let order = patch.get(&format!("{ORDER_PREFIX}{key}"));
+                let merged = merge_list(inner, patch_strategy(ty, key), current, change, order)?;
                 target.insert(key.clone(), merged.into());
             }
             scalar => {
@@ -77,76 +77,78 @@ fn object(at: At<'_>, target: &mut Map<String, Value>, patch: &Map<String, Value
         }
     }
     // An order without changes to the list itself still sorts what is there.
-    for (key, order) in with_prefix(patch, ORDER).filter(|(key, _)| !patch.contains_key(*key)) {
-        let inner = at.member(key).unwrap_or_else(|| Schema::unknown().root());
+    for (key, order) in with_prefix(patch, ORDER_PREFIX).filter(|(key, _)| !patch.contains_key(*key)) {
+        let inner = ty.member(key).unwrap_or_else(|| Schema::unknown().root());
         if let Some(Value::Array(current)) = target.remove(key) {
-            target.insert(key.to_owned(), list(inner, rule(at, key), current, &[], Some(order))?.into());
+            target
+                .insert(key.to_owned(), merge_list(inner, patch_strategy(ty, key), current, &[], Some(order))?.into());
         }
     }
     Ok(())
 }
 
-fn list(
-    at: At<'_>,
-    rule: &PatchRule,
+fn merge_list(
+    ty: TypeRef<'_>,
+    strategy: &PatchStrategy,
     current: Vec<Value>,
     change: &[Value],
     order: Option<&Value>,
 ) -> Result<Vec<Value>, ApiError> {
     let order = match order {
         Some(Value::Array(order)) => Some(order.as_slice()),
-        Some(_) => return Err(bad("$setElementOrder must be a list")),
+        Some(_) => return Err(bad_request("$setElementOrder must be a list")),
         None => None,
     };
-    match rule {
-        PatchRule::Plain | PatchRule::Retaining if change.is_empty() && order.is_some() => Ok(current),
-        PatchRule::Plain | PatchRule::Retaining => {
+    match strategy {
+        PatchStrategy::Plain | PatchStrategy::RetainKeys if change.is_empty() && order.is_some() => Ok(current),
+        PatchStrategy::Plain | PatchStrategy::RetainKeys => {
             Ok(change.iter().filter(|v| !is_directive(v)).map(|v| without_directives(v.clone())).collect())
         }
-        PatchRule::Set => {
-            consistent(change.iter(), order, |a, b| a == b)?;
+        PatchStrategy::MergeSet => {
+            check_order(change.iter(), order, |a, b| a == b)?;
             let mut merged = current;
             for value in change {
                 if !merged.contains(value) {
                     merged.push(value.clone());
                 }
             }
-            Ok(ordered(merged, order, |a, b| a == b))
+            Ok(sort_by_order(merged, order, |a, b| a == b))
         }
-        PatchRule::By(key) | PatchRule::ByRetaining(key) => {
+        PatchStrategy::MergeByKey(key) | PatchStrategy::MergeByKeyRetainKeys(key) => {
             let key = &**key;
-            let named = |v: &&Value| v.get(PATCH).is_none_or(|p| p == "merge") && v.get(key).is_some();
-            consistent(change.iter().filter(named), order, |element, wanted| element.get(key) == wanted.get(key))?;
-            let merged = keyed(at, current, change, key)?;
-            Ok(ordered(merged, order, |element, wanted| element.get(key) == wanted.get(key)))
+            let named = |v: &&Value| v.get(PATCH_DIRECTIVE).is_none_or(|p| p == "merge") && v.get(key).is_some();
+            check_order(change.iter().filter(named), order, |element, wanted| element.get(key) == wanted.get(key))?;
+            let merged = merge_by_key(ty, current, change, key)?;
+            Ok(sort_by_order(merged, order, |element, wanted| element.get(key) == wanted.get(key)))
         }
     }
 }
 
-fn keyed(at: At<'_>, current: Vec<Value>, change: &[Value], key: &str) -> Result<Vec<Value>, ApiError> {
+fn merge_by_key(ty: TypeRef<'_>, current: Vec<Value>, change: &[Value], key: &str) -> Result<Vec<Value>, ApiError> {
     // A lone `$patch: replace` element stands for the whole list.
-    if change.iter().any(|v| v.get(PATCH).is_some_and(|p| p == "replace") && v.get(key).is_none()) {
+    if change.iter().any(|v| v.get(PATCH_DIRECTIVE).is_some_and(|p| p == "replace") && v.get(key).is_none()) {
         return Ok(change.iter().filter(|v| !is_directive(v)).map(|v| without_directives(v.clone())).collect());
     }
     let mut merged = current;
     for element in change {
         let Value::Object(fields) = element else {
-            return Err(bad(format!("an element of a list merged by {key} must be an object")));
+            return Err(bad_request(format!("an element of a list merged by {key} must be an object")));
         };
-        let id =
-            fields.get(key).ok_or_else(|| bad(format!("map: {element} does not contain declared merge key: {key}")))?;
+        let id = fields
+            .get(key)
+            .ok_or_else(|| bad_request(format!("map: {element} does not contain declared merge key: {key}")))?;
         let found = merged.iter().position(|e| e.get(key) == Some(id));
         match (directive(fields)?, found) {
             (Some("delete"), _) => merged.retain(|e| e.get(key) != Some(id)),
-            (Some("replace"), Some(found)) => merged[found] = plain(fields).into(),
+            (Some("replace"), Some(found)) => merged[found] = without_directive_members(fields).into(),
             (_, Some(found)) => {
                 if let Value::Object(target) = &mut merged[found] {
-                    object(at.element(), target, fields)?;
+                    merge_object(ty.element(), target, fields)?;
                 }
             }
             (_, None) => {
                 let mut fresh = Map::new();
-                object(at.element(), &mut fresh, fields)?;
+                merge_object(ty.element(), &mut fresh, fields)?;
                 merged.push(fresh.into());
             }
         }
@@ -154,12 +156,12 @@ fn keyed(at: At<'_>, current: Vec<Value>, change: &[Value], key: &str) -> Result
     Ok(merged)
 }
 
-fn rule<'a>(at: At<'a>, key: &str) -> &'a PatchRule {
-    at.declared(key).map_or(&PatchRule::Plain, |field| &field.patch)
+fn patch_strategy<'a>(ty: TypeRef<'a>, key: &str) -> &'a PatchStrategy {
+    ty.declared(key).map_or(&PatchStrategy::Plain, |field| &field.patch_strategy)
 }
 
 /// A patch that fixes the order of a list must list its own elements in that order.
-fn consistent<'a>(
+fn check_order<'a>(
     elements: impl Iterator<Item = &'a Value>,
     order: Option<&[Value]>,
     same: impl Fn(&Value, &Value) -> bool,
@@ -168,7 +170,7 @@ fn consistent<'a>(
     let mut rest = order.iter();
     for element in elements {
         if !rest.any(|wanted| same(element, wanted)) {
-            return Err(bad(format!(
+            return Err(bad_request(format!(
                 "The order in patch list doesn't match $setElementOrder list: {}",
                 Value::from(order)
             )));
@@ -178,22 +180,22 @@ fn consistent<'a>(
 }
 
 fn directive(patch: &Map<String, Value>) -> Result<Option<&str>, ApiError> {
-    match patch.get(PATCH) {
+    match patch.get(PATCH_DIRECTIVE) {
         None => Ok(None),
         Some(Value::String(name)) if ["merge", "replace", "delete"].contains(&name.as_str()) => Ok(Some(name)),
-        Some(other) => Err(bad(format!("unknown patch type: {other}"))),
+        Some(other) => Err(bad_request(format!("unknown patch type: {other}"))),
     }
 }
 
 fn is_directive(value: &Value) -> bool {
-    value.as_object().is_some_and(|o| o.len() == 1 && o.contains_key(PATCH))
+    value.as_object().is_some_and(|o| o.len() == 1 && o.contains_key(PATCH_DIRECTIVE))
 }
 
 fn with_prefix<'a>(patch: &'a Map<String, Value>, prefix: &'static str) -> impl Iterator<Item = (&'a str, &'a Value)> {
     patch.iter().filter_map(move |(key, value)| key.strip_prefix(prefix).map(|key| (key, value)))
 }
 
-fn plain(patch: &Map<String, Value>) -> Map<String, Value> {
+fn without_directive_members(patch: &Map<String, Value>) -> Map<String, Value> {
     patch
         .iter()
         .filter(|(key, value)| !key.starts_with('$') && !value.is_null())
@@ -203,7 +205,7 @@ fn plain(patch: &Map<String, Value>) -> Map<String, Value> {
 
 fn without_directives(value: Value) -> Value {
     match value {
-        Value::Object(fields) => plain(&fields).into(),
+        Value::Object(fields) => without_directive_members(&fields).into(),
         Value::Array(list) => {
             list.into_iter().filter(|v| !is_directive(v)).map(without_directives).collect::<Vec<_>>().into()
         }
@@ -213,7 +215,7 @@ fn without_directives(value: Value) -> Value {
 
 /// Elements named in the order come in that order. Those it does not name keep their place relative to the named
 /// element they followed.
-fn ordered(merged: Vec<Value>, order: Option<&[Value]>, same: impl Fn(&Value, &Value) -> bool) -> Vec<Value> {
+fn sort_by_order(merged: Vec<Value>, order: Option<&[Value]>, same: impl Fn(&Value, &Value) -> bool) -> Vec<Value> {
     let Some(order) = order else { return merged };
     let rank = |element: &Value| order.iter().position(|wanted| same(element, wanted));
     let mut last = None;

@@ -1,20 +1,20 @@
 //! The OpenAPI definitions of the built-in types: properties and descriptions come from the types themselves, how to
-//! join them from `facts`. Generated when asked for and not kept: with their descriptions they are large.
+//! join them from `merge_rules`. Generated when asked for and not kept: with their descriptions they are large.
 
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-use super::facts;
+use super::merge_rules;
 
-pub const PREFIX: &str = "#/components/schemas/";
+pub const DEFINITION_REF_PREFIX: &str = "#/components/schemas/";
 
 /// Collects the definitions of some kinds; types they share are there once.
-pub struct Definitions {
+pub struct OpenApiDefinitions {
     generator: SchemaGenerator,
 }
 
-impl Definitions {
+impl OpenApiDefinitions {
     pub fn new() -> Self {
         let settings = SchemaSettings::draft2020_12().with(|s| {
             s.definitions_path = "/components/schemas".into();
@@ -31,21 +31,21 @@ impl Definitions {
     }
 
     /// A description that comes from elsewhere: a custom resource's. It may refer to types that were added.
-    pub fn put(&mut self, name: &str, description: Value) {
+    pub fn insert(&mut self, name: &str, description: Value) {
         self.generator.definitions_mut().insert(name.to_owned(), description);
     }
 
     pub fn finish(mut self) -> Map<String, Value> {
         let mut all: Map<String, Value> = self.generator.take_definitions(false).into_iter().collect();
         for (name, definition) in &mut all {
-            complete(facts::short(name), definition);
+            add_extensions(merge_rules::short_type_name(name), definition);
         }
         all
     }
 }
 
 /// Adds to a definition what its type does not say.
-fn complete(type_name: &str, definition: &mut Value) {
+fn add_extensions(type_name: &str, definition: &mut Value) {
     if type_name == "apiextensions.v1.JSON" {
         // Any value, not only an object: clients that check by this would refuse the others.
         definition.as_object_mut().map(|d| d.remove("type"));
@@ -54,21 +54,23 @@ fn complete(type_name: &str, definition: &mut Value) {
     if type_name == "meta.v1.FieldsV1" || type_name == "runtime.RawExtension" {
         return;
     }
-    if facts::is_atomic(type_name) {
+    if merge_rules::is_atomic(type_name) {
         definition["x-kubernetes-map-type"] = "atomic".into();
     }
     let is_kind = definition.pointer("/properties/metadata").is_some();
     let Some(Value::Object(properties)) = definition.get_mut("properties") else { return };
     for (name, property) in properties {
-        let by_value = facts::is_embedded(type_name, name)
+        let by_value = merge_rules::is_embedded(type_name, name)
             || (is_kind && ["metadata", "spec", "status"].contains(&name.as_str()) && property.get("$ref").is_some());
         if by_value {
             property["default"] = json!({});
         }
-        if let Some(value) = facts::default(type_name, name) {
+        if let Some(value) = merge_rules::key_default(type_name, name) {
             property["default"] = value.into();
         }
-        if let Some(Value::Object(extensions)) = facts::join(type_name, name).map(facts::Join::extensions) {
+        if let Some(Value::Object(extensions)) =
+            merge_rules::merge_rule(type_name, name).map(merge_rules::MergeRule::extensions)
+        {
             for (key, value) in extensions {
                 property[key] = value;
             }

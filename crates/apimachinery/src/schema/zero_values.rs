@@ -4,10 +4,10 @@
 
 use serde_json::Value;
 
-use super::{At, Scalar, Type};
+use super::{Scalar, TypeDef, TypeRef};
 
 /// By type and field: `0`, `false` or an empty list is kept as it was sent.
-const MEANT: &[(&str, &[&str])] = &[
+const SIGNIFICANT_ZEROS: &[(&str, &[&str])] = &[
     ("apiextensions.v1.CustomResourceDefinitionVersion", &["deprecationWarning"]),
     ("apiextensions.v1.CustomResourceSubresourceScale", &["labelSelectorPath"]),
     (
@@ -191,37 +191,37 @@ const MEANT: &[(&str, &[&str])] = &[
     ("storage.v1.VolumeNodeResources", &["count"]),
 ];
 
-pub(super) fn is_meant(type_name: &str, field: &str) -> bool {
-    MEANT.iter().any(|(t, fields)| *t == type_name && fields.contains(&field))
+pub(super) fn is_zero_significant(type_name: &str, field: &str) -> bool {
+    SIGNIFICANT_ZEROS.iter().any(|(t, fields)| *t == type_name && fields.contains(&field))
 }
 
-impl At<'_> {
+impl TypeRef<'_> {
     /// Takes out of a value of this type what says nothing.
-    pub fn drop_zeros(&self, value: &mut Value) {
+    pub fn remove_zero_values(&self, value: &mut Value) {
         match value {
             Value::Object(members) => {
                 members.retain(|name, inner| match self.declared(name) {
-                    Some(field) if field.omits_zero => !self.id(field.of).is_zero(inner),
+                    Some(field) if field.omits_zero => !self.resolve(field.type_id).is_zero(inner),
                     _ => true,
                 });
                 for (name, inner) in members {
-                    if let Some(at) = self.member(name) {
-                        at.drop_zeros(inner);
+                    if let Some(ty) = self.member(name) {
+                        ty.remove_zero_values(inner);
                     }
                 }
             }
-            Value::Array(elements) => elements.iter_mut().for_each(|inner| self.element().drop_zeros(inner)),
+            Value::Array(elements) => elements.iter_mut().for_each(|inner| self.element().remove_zero_values(inner)),
             _ => {}
         }
     }
 
     fn is_zero(&self, value: &Value) -> bool {
-        match (self.of, value) {
-            (Type::Scalar(Scalar::Text), Value::String(text)) => text.is_empty(),
-            (Type::Scalar(Scalar::Integer | Scalar::Number), Value::Number(number)) => number.as_f64() == Some(0.0),
-            (Type::Scalar(Scalar::Flag), Value::Bool(flag)) => !flag,
-            (Type::List { .. }, Value::Array(elements)) => elements.is_empty(),
-            (Type::Map { .. }, Value::Object(members)) => members.is_empty(),
+        match (self.def, value) {
+            (TypeDef::Scalar(Scalar::String), Value::String(text)) => text.is_empty(),
+            (TypeDef::Scalar(Scalar::Integer | Scalar::Number), Value::Number(number)) => number.as_f64() == Some(0.0),
+            (TypeDef::Scalar(Scalar::Boolean), Value::Bool(flag)) => !flag,
+            (TypeDef::List { .. }, Value::Array(elements)) => elements.is_empty(),
+            (TypeDef::Map { .. }, Value::Object(members)) => members.is_empty(),
             _ => false,
         }
     }
@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     fn left<T: JsonSchema>(mut value: Value) -> Value {
-        Schema::of::<T>().root().drop_zeros(&mut value);
+        Schema::of::<T>().root().remove_zero_values(&mut value);
         value
     }
 
@@ -273,14 +273,14 @@ mod tests {
 
     #[test]
     fn the_table_names_fields_that_are_there() {
-        use super::super::builtin::Definitions;
-        let mut definitions = Definitions::new();
+        use super::super::builtin::OpenApiDefinitions;
+        let mut definitions = OpenApiDefinitions::new();
         for kind in crate::test_kinds::all() {
-            kind.describe(&mut definitions);
+            kind.add_openapi_definition(&mut definitions);
         }
         let all = definitions.finish();
-        for (type_name, fields) in MEANT {
-            let found = all.iter().find(|(name, _)| super::super::facts::short(name) == *type_name);
+        for (type_name, fields) in SIGNIFICANT_ZEROS {
+            let found = all.iter().find(|(name, _)| super::super::merge_rules::short_type_name(name) == *type_name);
             let (_, definition) = found.unwrap_or_else(|| panic!("no type {type_name}"));
             for field in *fields {
                 assert!(definition["properties"].get(*field).is_some(), "{type_name} has no {field}");

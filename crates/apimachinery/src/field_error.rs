@@ -25,7 +25,7 @@ enum Problem {
     TooMany(String),
 }
 
-fn shown(value: impl Serialize) -> String {
+fn to_json(value: impl Serialize) -> String {
     serde_json::to_string(&value).unwrap_or_default()
 }
 
@@ -39,19 +39,19 @@ impl FieldError {
     }
 
     pub fn invalid(field: impl Into<String>, value: impl Serialize, detail: impl Into<String>) -> Self {
-        Self::new(field, Problem::Invalid(shown(value)), detail)
+        Self::new(field, Problem::Invalid(to_json(value)), detail)
     }
 
     pub fn not_supported(field: impl Into<String>, value: &str, supported: &[&str]) -> Self {
         let mut sorted: Vec<_> = supported.iter().map(|s| format!("\"{s}\"")).collect();
         sorted.sort();
-        Self::new(field, Problem::NotSupported(shown(value)), sorted.join(", "))
+        Self::new(field, Problem::NotSupported(to_json(value)), sorted.join(", "))
     }
 
     /// As `not_supported`, where clients know the choices in this order.
-    pub fn not_supported_of(field: impl Into<String>, value: &str, supported: &[&str]) -> Self {
+    pub fn not_supported_in_order(field: impl Into<String>, value: &str, supported: &[&str]) -> Self {
         let quoted: Vec<_> = supported.iter().map(|s| format!("\"{s}\"")).collect();
-        Self::new(field, Problem::NotSupported(shown(value)), quoted.join(", "))
+        Self::new(field, Problem::NotSupported(to_json(value)), quoted.join(", "))
     }
 
     pub fn forbidden(field: impl Into<String>, detail: impl Into<String>) -> Self {
@@ -59,11 +59,11 @@ impl FieldError {
     }
 
     pub fn duplicate(field: impl Into<String>, value: impl Serialize) -> Self {
-        Self::new(field, Problem::Duplicate(shown(value)), "")
+        Self::new(field, Problem::Duplicate(to_json(value)), "")
     }
 
     pub fn not_found(field: impl Into<String>, value: impl Serialize) -> Self {
-        Self::new(field, Problem::NotFound(shown(value)), "")
+        Self::new(field, Problem::NotFound(to_json(value)), "")
     }
 
     pub fn too_long(field: impl Into<String>, limit: usize) -> Self {
@@ -72,21 +72,21 @@ impl FieldError {
 
     /// A value of another type than the field has; `found` is the type it has.
     pub fn type_invalid(field: impl Into<String>, found: &str, detail: impl Into<String>) -> Self {
-        Self::new(field, Problem::TypeInvalid(shown(found)), detail)
+        Self::new(field, Problem::TypeInvalid(to_json(found)), detail)
     }
 
     pub fn too_many(field: impl Into<String>, found: i64, most: i64) -> Self {
         Self::new(field, Problem::TooMany(found.to_string()), format!("must have at most {most} items"))
     }
 
-    /// As `not_supported_of`, for a value of any type.
+    /// As `not_supported_in_order`, for a value of any type.
     pub fn not_supported_value(field: impl Into<String>, value: impl Serialize, supported: &[&str]) -> Self {
         let quoted: Vec<_> = supported.iter().map(|s| format!("\"{s}\"")).collect();
-        Self::new(field, Problem::NotSupported(shown(value)), quoted.join(", "))
+        Self::new(field, Problem::NotSupported(to_json(value)), quoted.join(", "))
     }
 
     /// A problem that a rule of a definition names by its reason; `type_name` stands for the value.
-    pub fn of_reason(reason: &str, field: impl Into<String>, type_name: &str, detail: String) -> Self {
+    pub fn from_reason(reason: &str, field: impl Into<String>, type_name: &str, detail: String) -> Self {
         match reason {
             "FieldValueRequired" => Self::required(field, detail),
             "FieldValueForbidden" => Self::forbidden(field, detail),

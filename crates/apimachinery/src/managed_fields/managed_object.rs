@@ -9,83 +9,83 @@ use bytes::Bytes;
 use crate::descriptor::Descriptor;
 use crate::field_ownership::RawManagedFields;
 use crate::json_scanner::JsonScanner;
-use crate::kind::{Kind, Object, Source};
+use crate::kind::{DecodeSource, Kind, Object};
 
-const KEY: &str = "\"managedFields\":";
+const MEMBER_NAME: &str = "\"managedFields\":";
 /// What an encoded object holds where its owners belong.
-const PLACE: &str = "\"managedFields\":[]";
+const EMPTY_MEMBER: &str = "\"managedFields\":[]";
 
-pub struct Document {
+pub struct ManagedObject {
     /// Without managedFields.
     pub object: Box<dyn Object>,
     pub owners: RawManagedFields,
 }
 
-impl Document {
+impl ManagedObject {
     /// An object whose owners nobody records.
-    pub fn unowned(object: Box<dyn Object>) -> Self {
+    pub fn without_owners(object: Box<dyn Object>) -> Self {
         Self { object, owners: RawManagedFields::default() }
     }
 
     /// The canonical bytes.
     pub fn encode(&mut self) -> Bytes {
-        Encoded::of(&mut *self.object).with(&self.owners)
+        EncodedObject::of(&mut *self.object).with_owners(&self.owners)
     }
 }
 
 /// What is stored, taken apart.
 pub struct SplitObject<'a> {
     /// The object without its owners.
-    pub text: Cow<'a, [u8]>,
+    pub json: Cow<'a, [u8]>,
     pub owners: RawManagedFields,
 }
 
 impl<'a> SplitObject<'a> {
     pub fn of(descriptor: &Descriptor, stored: &'a Bytes) -> Self {
-        let Some(list) = place(descriptor, stored) else {
-            return Self { text: Cow::Borrowed(stored), owners: RawManagedFields::default() };
+        let Some(list) = managed_fields_range(descriptor, stored) else {
+            return Self { json: Cow::Borrowed(stored), owners: RawManagedFields::default() };
         };
         Self {
-            text: Cow::Owned(around(stored, &list).concat()),
+            json: Cow::Owned(without_member(stored, &list).concat()),
             owners: RawManagedFields::from_bytes(stored.slice(list)),
         }
     }
 
     pub fn decode(&self, kind: &dyn Kind) -> Result<Box<dyn Object>, serde_json::Error> {
-        kind.decode(Source::Bytes(&self.text))
+        kind.decode(DecodeSource::Bytes(&self.json))
     }
 
     /// Is this the object, but for its version?
-    pub fn says(&self, object: &dyn Object) -> bool {
+    pub fn is_encoding_of(&self, object: &dyn Object) -> bool {
         let mut object = object.copy();
         object.meta_mut().resource_version = None;
-        object.encode() == *self.text
+        object.encode() == *self.json
     }
 }
 
 /// An object in its canonical bytes, with room for its owners.
-pub struct Encoded {
+pub struct EncodedObject {
     bytes: Vec<u8>,
     /// Where they belong.
     list: Option<Range<usize>>,
 }
 
-impl Encoded {
+impl EncodedObject {
     pub fn of(object: &mut dyn Object) -> Self {
         object.meta_mut().managed_fields = Some(Vec::new());
         let bytes = object.encode();
         object.meta_mut().managed_fields = None;
         // A quote inside a string is escaped: this is the key, and the first of its name is that of the metadata.
-        let at = memchr::memmem::find(&bytes, PLACE.as_bytes());
-        Self { bytes, list: at.map(|at| at + KEY.len()..at + PLACE.len()) }
+        let at = memchr::memmem::find(&bytes, EMPTY_MEMBER.as_bytes());
+        Self { bytes, list: at.map(|at| at + MEMBER_NAME.len()..at + EMPTY_MEMBER.len()) }
     }
 
-    pub fn with(&self, owners: &RawManagedFields) -> Bytes {
+    pub fn with_owners(&self, owners: &RawManagedFields) -> Bytes {
         self.pieces(owners).concat().into()
     }
 
     /// Is this what is stored?
-    pub fn is(&self, owners: &RawManagedFields, stored: &[u8]) -> bool {
+    pub fn equals_stored(&self, owners: &RawManagedFields, stored: &[u8]) -> bool {
         let rest = self.pieces(owners).into_iter().try_fold(stored, |rest, piece| rest.strip_prefix(piece));
         rest.is_some_and(<[u8]>::is_empty)
     }
@@ -95,7 +95,7 @@ impl Encoded {
         match (&self.list, owners.bytes()) {
             (None, _) => [bytes, b"", b""],
             (Some(list), None) => {
-                let [before, after] = around(bytes, list);
+                let [before, after] = without_member(bytes, list);
                 [before, after, b""]
             }
             (Some(list), Some(owners)) => [&bytes[..list.start], owners, &bytes[list.end..]],
@@ -104,11 +104,11 @@ impl Encoded {
 }
 
 /// Where the list of owners stands in a stored object.
-fn place(descriptor: &Descriptor, stored: &[u8]) -> Option<Range<usize>> {
+fn managed_fields_range(descriptor: &Descriptor, stored: &[u8]) -> Option<Range<usize>> {
     // The inside of the metadata begins at a fixed place.
     let mut metadata = JsonScanner(stored.get(descriptor.head().len()..)?);
-    while let Some(name) = metadata.member()? {
-        let value = metadata.value()?;
+    while let Some(name) = metadata.next_member()? {
+        let value = metadata.read_value()?;
         if name == b"managedFields" {
             let end = stored.len() - metadata.0.len();
             return Some(end - value.len()..end).filter(|_| value.starts_with(b"["));
@@ -118,8 +118,8 @@ fn place(descriptor: &Descriptor, stored: &[u8]) -> Option<Range<usize>> {
 }
 
 /// The text without the list, its key and the comma that goes with them.
-fn around<'a>(text: &'a [u8], list: &Range<usize>) -> [&'a [u8]; 2] {
-    let (mut begin, mut end) = (list.start - KEY.len(), list.end);
+fn without_member<'a>(text: &'a [u8], list: &Range<usize>) -> [&'a [u8]; 2] {
+    let (mut begin, mut end) = (list.start - MEMBER_NAME.len(), list.end);
     if text.get(end) == Some(&b',') {
         end += 1;
     } else if text[..begin].last() == Some(&b',') {
@@ -145,9 +145,9 @@ mod tests {
     fn taken_apart(plural: &str, value: serde_json::Value) -> (String, Option<String>) {
         let kind = kind(plural);
         let stored = Bytes::from(value.to_string());
-        let divided = SplitObject::of(kind.descriptor(), &stored);
+        let split = SplitObject::of(kind.descriptor(), &stored);
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-        (text(&divided.text), divided.owners.bytes().map(|bytes| text(bytes)))
+        (text(&split.json), split.owners.bytes().map(|bytes| text(bytes)))
     }
 
     #[test]
@@ -177,19 +177,19 @@ mod tests {
             map.metadata.name = Some("n".into());
             map.metadata.labels = Some([("managedFields".into(), "\"managedFields\":[]".into())].into());
             let owners = owners.map_or_else(RawManagedFields::default, RawManagedFields::from_bytes);
-            let stored = Document { object: Box::new(map), owners: owners.clone() }.encode();
-            let divided = SplitObject::of(kind.descriptor(), &stored);
-            assert_eq!(divided.owners, owners);
-            let mut document = Document { object: divided.decode(&*kind).unwrap(), owners: divided.owners.clone() };
+            let stored = ManagedObject { object: Box::new(map), owners: owners.clone() }.encode();
+            let split = SplitObject::of(kind.descriptor(), &stored);
+            assert_eq!(split.owners, owners);
+            let mut document = ManagedObject { object: split.decode(&*kind).unwrap(), owners: split.owners.clone() };
             assert_eq!(document.encode(), stored);
-            let encoded = Encoded::of(&mut *document.object);
-            assert!(encoded.is(&owners, &stored));
+            let encoded = EncodedObject::of(&mut *document.object);
+            assert!(encoded.equals_stored(&owners, &stored));
             for other in [&stored[..stored.len() - 1], &[&stored[..], b"}"].concat()] {
-                assert!(!encoded.is(&owners, other));
+                assert!(!encoded.equals_stored(&owners, other));
             }
-            assert!(!encoded.is(&RawManagedFields::from_bytes(Bytes::from_static(b"[1]")), &stored));
+            assert!(!encoded.equals_stored(&RawManagedFields::from_bytes(Bytes::from_static(b"[1]")), &stored));
         }
-        let nameless = Encoded::of(&mut Pod::default()).with(&RawManagedFields::default());
+        let nameless = EncodedObject::of(&mut Pod::default()).with_owners(&RawManagedFields::default());
         assert_eq!(nameless, r#"{"apiVersion":"v1","kind":"Pod","metadata":{}}"#);
     }
 }

@@ -5,46 +5,46 @@ use serde_json::{Value, json};
 
 /// The exceptional treatment of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Join {
+pub(super) enum MergeRule {
     /// A list told apart by these fields and patched by the first of them.
-    Keys(&'static [&'static str]),
+    ListMap(&'static [&'static str]),
     /// The same, and a patch's elements keep only what it lists.
-    KeysRetaining(&'static [&'static str]),
+    ListMapRetainKeys(&'static [&'static str]),
     /// Told apart by these fields for ownership, but a patch replaces the list.
-    KeysReplaced(&'static [&'static str]),
+    ListMapReplaced(&'static [&'static str]),
     /// One value for ownership, but a patch joins by this field.
-    AtomicPatched(&'static str),
+    AtomicMergedBy(&'static str),
     /// Each value once, and a patch adds to it.
-    SetPatched,
+    SetMerged,
     /// Each value once, but a patch replaces the list.
     Set,
     /// An object that is one value.
-    Atomic,
+    AtomicMap,
     /// An object joined field by field although its type is one value.
-    Granular,
+    GranularMap,
     /// A patch's object keeps only what it lists.
-    Retaining,
+    RetainKeys,
 }
 
-impl Join {
+impl MergeRule {
     /// The same in the words of OpenAPI, to be added to the field.
     pub(super) fn extensions(self) -> Value {
         let keyed = |keys: &[&str]| json!({ "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": keys });
         let mut found = match self {
-            Self::Keys(keys) | Self::KeysRetaining(keys) | Self::KeysReplaced(keys) => keyed(keys),
-            Self::AtomicPatched(_) => json!({ "x-kubernetes-list-type": "atomic" }),
-            Self::SetPatched | Self::Set => json!({ "x-kubernetes-list-type": "set" }),
-            Self::Atomic => json!({ "x-kubernetes-map-type": "atomic" }),
-            Self::Granular => json!({ "x-kubernetes-map-type": "granular" }),
-            Self::Retaining => json!({}),
+            Self::ListMap(keys) | Self::ListMapRetainKeys(keys) | Self::ListMapReplaced(keys) => keyed(keys),
+            Self::AtomicMergedBy(_) => json!({ "x-kubernetes-list-type": "atomic" }),
+            Self::SetMerged | Self::Set => json!({ "x-kubernetes-list-type": "set" }),
+            Self::AtomicMap => json!({ "x-kubernetes-map-type": "atomic" }),
+            Self::GranularMap => json!({ "x-kubernetes-map-type": "granular" }),
+            Self::RetainKeys => json!({}),
         };
         let (strategy, key) = match self {
-            Self::Keys(keys) => ("merge", keys.first().copied()),
-            Self::KeysRetaining(keys) => ("merge,retainKeys", keys.first().copied()),
-            Self::AtomicPatched(key) => ("merge", Some(key)),
-            Self::SetPatched => ("merge", None),
-            Self::Retaining => ("retainKeys", None),
-            Self::KeysReplaced(_) | Self::Set | Self::Atomic | Self::Granular => return found,
+            Self::ListMap(keys) => ("merge", keys.first().copied()),
+            Self::ListMapRetainKeys(keys) => ("merge,retainKeys", keys.first().copied()),
+            Self::AtomicMergedBy(key) => ("merge", Some(key)),
+            Self::SetMerged => ("merge", None),
+            Self::RetainKeys => ("retainKeys", None),
+            Self::ListMapReplaced(_) | Self::Set | Self::AtomicMap | Self::GranularMap => return found,
         };
         found["x-kubernetes-patch-strategy"] = strategy.into();
         if let Some(key) = key {
@@ -54,78 +54,78 @@ impl Join {
     }
 }
 
-use Join::*;
+use MergeRule::*;
 
 /// By type, without the part all types of Kubernetes share, and by field.
-const JOINS: &[(&str, &str, Join)] = &[
-    ("apps.v1.DaemonSetStatus", "conditions", Keys(&["type"])),
-    ("apps.v1.DeploymentSpec", "strategy", Retaining),
-    ("apps.v1.DeploymentStatus", "conditions", Keys(&["type"])),
-    ("apps.v1.ReplicaSetStatus", "conditions", Keys(&["type"])),
-    ("apps.v1.StatefulSetStatus", "conditions", Keys(&["type"])),
-    ("batch.v1.JobSchedulingConfiguration", "resourceClaims", Keys(&["name"])),
-    ("batch.v1.JobStatus", "conditions", AtomicPatched("type")),
+const MERGE_RULES: &[(&str, &str, MergeRule)] = &[
+    ("apps.v1.DaemonSetStatus", "conditions", ListMap(&["type"])),
+    ("apps.v1.DeploymentSpec", "strategy", RetainKeys),
+    ("apps.v1.DeploymentStatus", "conditions", ListMap(&["type"])),
+    ("apps.v1.ReplicaSetStatus", "conditions", ListMap(&["type"])),
+    ("apps.v1.StatefulSetStatus", "conditions", ListMap(&["type"])),
+    ("batch.v1.JobSchedulingConfiguration", "resourceClaims", ListMap(&["name"])),
+    ("batch.v1.JobStatus", "conditions", AtomicMergedBy("type")),
     ("batch.v1.PodFailurePolicyOnExitCodesRequirement", "values", Set),
     ("batch.v1.UncountedTerminatedPods", "failed", Set),
     ("batch.v1.UncountedTerminatedPods", "succeeded", Set),
-    ("core.v1.Container", "env", Keys(&["name"])),
-    ("core.v1.Container", "ports", Keys(&["containerPort", "protocol"])),
-    ("core.v1.Container", "volumeDevices", Keys(&["devicePath"])),
-    ("core.v1.Container", "volumeMounts", Keys(&["mountPath"])),
+    ("core.v1.Container", "env", ListMap(&["name"])),
+    ("core.v1.Container", "ports", ListMap(&["containerPort", "protocol"])),
+    ("core.v1.Container", "volumeDevices", ListMap(&["devicePath"])),
+    ("core.v1.Container", "volumeMounts", ListMap(&["mountPath"])),
     ("core.v1.ContainerRestartRuleOnExitCodes", "values", Set),
-    ("core.v1.ContainerStatus", "allocatedResourcesStatus", Keys(&["name"])),
-    ("core.v1.ContainerStatus", "volumeMounts", Keys(&["mountPath"])),
-    ("core.v1.EphemeralContainer", "env", Keys(&["name"])),
-    ("core.v1.EphemeralContainer", "ports", Keys(&["containerPort", "protocol"])),
-    ("core.v1.EphemeralContainer", "volumeDevices", Keys(&["devicePath"])),
-    ("core.v1.EphemeralContainer", "volumeMounts", Keys(&["mountPath"])),
-    ("core.v1.NamespaceStatus", "conditions", Keys(&["type"])),
+    ("core.v1.ContainerStatus", "allocatedResourcesStatus", ListMap(&["name"])),
+    ("core.v1.ContainerStatus", "volumeMounts", ListMap(&["mountPath"])),
+    ("core.v1.EphemeralContainer", "env", ListMap(&["name"])),
+    ("core.v1.EphemeralContainer", "ports", ListMap(&["containerPort", "protocol"])),
+    ("core.v1.EphemeralContainer", "volumeDevices", ListMap(&["devicePath"])),
+    ("core.v1.EphemeralContainer", "volumeMounts", ListMap(&["mountPath"])),
+    ("core.v1.NamespaceStatus", "conditions", ListMap(&["type"])),
     ("core.v1.NodeAllocatableResourceClaimStatus", "containers", Set),
-    ("core.v1.NodeAllocatableResourceClaimStatus", "mapping", KeysReplaced(&["name"])),
-    ("core.v1.NodeAllocatableResourceClaimStatus", "overhead", KeysReplaced(&["name"])),
+    ("core.v1.NodeAllocatableResourceClaimStatus", "mapping", ListMapReplaced(&["name"])),
+    ("core.v1.NodeAllocatableResourceClaimStatus", "overhead", ListMapReplaced(&["name"])),
     ("core.v1.NodePodPreemptionPolicy", "disableResizePreemption", Set),
-    ("core.v1.NodeSpec", "podCIDRs", SetPatched),
-    ("core.v1.NodeStatus", "addresses", Keys(&["type"])),
-    ("core.v1.NodeStatus", "conditions", Keys(&["type"])),
-    ("core.v1.PersistentVolumeClaimStatus", "conditions", Keys(&["type"])),
-    ("core.v1.PersistentVolumeSpec", "claimRef", Granular),
-    ("core.v1.PodSpec", "containers", Keys(&["name"])),
-    ("core.v1.PodSpec", "ephemeralContainers", Keys(&["name"])),
-    ("core.v1.PodSpec", "evictionResponders", Keys(&["name"])),
-    ("core.v1.PodSpec", "hostAliases", Keys(&["ip"])),
-    ("core.v1.PodSpec", "imagePullSecrets", Keys(&["name"])),
-    ("core.v1.PodSpec", "initContainers", Keys(&["name"])),
-    ("core.v1.PodSpec", "nodeSelector", Atomic),
-    ("core.v1.PodSpec", "resourceClaims", KeysRetaining(&["name"])),
-    ("core.v1.PodSpec", "schedulingGates", Keys(&["name"])),
-    ("core.v1.PodSpec", "topologySpreadConstraints", Keys(&["topologyKey", "whenUnsatisfiable"])),
-    ("core.v1.PodSpec", "volumes", KeysRetaining(&["name"])),
-    ("core.v1.PodStatus", "conditions", Keys(&["type"])),
-    ("core.v1.PodStatus", "hostIPs", AtomicPatched("ip")),
-    ("core.v1.PodStatus", "nodeAllocatableResourceClaimStatuses", KeysReplaced(&["resourceClaimName"])),
-    ("core.v1.PodStatus", "podIPs", Keys(&["ip"])),
-    ("core.v1.PodStatus", "resourceClaimStatuses", KeysRetaining(&["name"])),
-    ("core.v1.PodStatus", "volumeHealth", KeysReplaced(&["name"])),
-    ("core.v1.PodVolumeHealth", "healthConditions", KeysReplaced(&["status"])),
-    ("core.v1.ResourceRequirements", "claims", KeysReplaced(&["name"])),
-    ("core.v1.ResourceStatus", "resources", KeysReplaced(&["resourceID"])),
-    ("core.v1.ServiceAccount", "secrets", Keys(&["name"])),
-    ("core.v1.ServiceSpec", "ports", Keys(&["port", "protocol"])),
-    ("core.v1.ServiceSpec", "selector", Atomic),
-    ("core.v1.ServiceStatus", "conditions", Keys(&["type"])),
-    ("core.v1.VolumeHealthStatus", "healthConditions", KeysReplaced(&["status"])),
+    ("core.v1.NodeSpec", "podCIDRs", SetMerged),
+    ("core.v1.NodeStatus", "addresses", ListMap(&["type"])),
+    ("core.v1.NodeStatus", "conditions", ListMap(&["type"])),
+    ("core.v1.PersistentVolumeClaimStatus", "conditions", ListMap(&["type"])),
+    ("core.v1.PersistentVolumeSpec", "claimRef", GranularMap),
+    ("core.v1.PodSpec", "containers", ListMap(&["name"])),
+    ("core.v1.PodSpec", "ephemeralContainers", ListMap(&["name"])),
+    ("core.v1.PodSpec", "evictionResponders", ListMap(&["name"])),
+    ("core.v1.PodSpec", "hostAliases", ListMap(&["ip"])),
+    ("core.v1.PodSpec", "imagePullSecrets", ListMap(&["name"])),
+    ("core.v1.PodSpec", "initContainers", ListMap(&["name"])),
+    ("core.v1.PodSpec", "nodeSelector", AtomicMap),
+    ("core.v1.PodSpec", "resourceClaims", ListMapRetainKeys(&["name"])),
+    ("core.v1.PodSpec", "schedulingGates", ListMap(&["name"])),
+    ("core.v1.PodSpec", "topologySpreadConstraints", ListMap(&["topologyKey", "whenUnsatisfiable"])),
+    ("core.v1.PodSpec", "volumes", ListMapRetainKeys(&["name"])),
+    ("core.v1.PodStatus", "conditions", ListMap(&["type"])),
+    ("core.v1.PodStatus", "hostIPs", AtomicMergedBy("ip")),
+    ("core.v1.PodStatus", "nodeAllocatableResourceClaimStatuses", ListMapReplaced(&["resourceClaimName"])),
+    ("core.v1.PodStatus", "podIPs", ListMap(&["ip"])),
+    ("core.v1.PodStatus", "resourceClaimStatuses", ListMapRetainKeys(&["name"])),
+    ("core.v1.PodStatus", "volumeHealth", ListMapReplaced(&["name"])),
+    ("core.v1.PodVolumeHealth", "healthConditions", ListMapReplaced(&["status"])),
+    ("core.v1.ResourceRequirements", "claims", ListMapReplaced(&["name"])),
+    ("core.v1.ResourceStatus", "resources", ListMapReplaced(&["resourceID"])),
+    ("core.v1.ServiceAccount", "secrets", ListMap(&["name"])),
+    ("core.v1.ServiceSpec", "ports", ListMap(&["port", "protocol"])),
+    ("core.v1.ServiceSpec", "selector", AtomicMap),
+    ("core.v1.ServiceStatus", "conditions", ListMap(&["type"])),
+    ("core.v1.VolumeHealthStatus", "healthConditions", ListMapReplaced(&["status"])),
     ("core.v1.VolumeMount", "bindMountOptions", Set),
     ("storage.v1.CSIDriverSpec", "volumeLifecycleModes", Set),
-    ("storage.v1.CSINodeSpec", "drivers", Keys(&["name"])),
-    ("storage.v1.CSINodeStatus", "storageHealth", Keys(&["name"])),
-    ("apiextensions.v1.CustomResourceDefinitionStatus", "conditions", KeysReplaced(&["type"])),
-    ("apiextensions.v1.JSONSchemaProps", "x-kubernetes-validations", Keys(&["rule"])),
-    ("meta.v1.ObjectMeta", "finalizers", SetPatched),
-    ("meta.v1.ObjectMeta", "ownerReferences", Keys(&["uid"])),
+    ("storage.v1.CSINodeSpec", "drivers", ListMap(&["name"])),
+    ("storage.v1.CSINodeStatus", "storageHealth", ListMap(&["name"])),
+    ("apiextensions.v1.CustomResourceDefinitionStatus", "conditions", ListMapReplaced(&["type"])),
+    ("apiextensions.v1.JSONSchemaProps", "x-kubernetes-validations", ListMap(&["rule"])),
+    ("meta.v1.ObjectMeta", "finalizers", SetMerged),
+    ("meta.v1.ObjectMeta", "ownerReferences", ListMap(&["uid"])),
 ];
 
 /// Structs that are one value wherever they stand.
-const ATOMIC: &[&str] = &[
+const ATOMIC_STRUCTS: &[&str] = &[
     "core.v1.ConfigMapKeySelector",
     "core.v1.FileKeySelector",
     "core.v1.LocalObjectReference",
@@ -145,7 +145,7 @@ const ATOMIC: &[&str] = &[
 ];
 
 /// Structs held by value besides every kind's `metadata`, `spec` and `status`.
-const EMBEDDED: &[(&str, &str)] = &[
+const EMBEDDED_STRUCTS: &[(&str, &str)] = &[
     ("apps.v1.DaemonSetSpec", "template"),
     ("apps.v1.DaemonSetSpec", "updateStrategy"),
     ("apps.v1.DeploymentSpec", "strategy"),
@@ -174,29 +174,29 @@ const EMBEDDED: &[(&str, &str)] = &[
 ];
 
 /// Values that keys of a list have when they are left out.
-const DEFAULTS: &[(&str, &str, &str)] =
+const KEY_DEFAULTS: &[(&str, &str, &str)] =
     &[("core.v1.ContainerPort", "protocol", "TCP"), ("core.v1.ServicePort", "protocol", "TCP")];
 
 /// A type's name without its package prefix: `core.v1.Pod`.
-pub(super) fn short(type_name: &str) -> &str {
+pub(super) fn short_type_name(type_name: &str) -> &str {
     let mut dots = type_name.rmatch_indices('.');
     dots.nth(2).map_or(type_name, |(at, _)| &type_name[at + 1..])
 }
 
-pub(super) fn join(type_name: &str, field: &str) -> Option<Join> {
-    JOINS.iter().find(|(t, f, _)| *t == type_name && *f == field).map(|(_, _, join)| *join)
+pub(super) fn merge_rule(type_name: &str, field: &str) -> Option<MergeRule> {
+    MERGE_RULES.iter().find(|(t, f, _)| *t == type_name && *f == field).map(|(_, _, rule)| *rule)
 }
 
 pub(super) fn is_atomic(type_name: &str) -> bool {
-    ATOMIC.contains(&type_name)
+    ATOMIC_STRUCTS.contains(&type_name)
 }
 
 pub(super) fn is_embedded(type_name: &str, field: &str) -> bool {
-    EMBEDDED.contains(&(type_name, field))
+    EMBEDDED_STRUCTS.contains(&(type_name, field))
 }
 
-pub(super) fn default(type_name: &str, field: &str) -> Option<&'static str> {
-    DEFAULTS.iter().find(|(t, f, _)| *t == type_name && *f == field).map(|(_, _, value)| *value)
+pub(super) fn key_default(type_name: &str, field: &str) -> Option<&'static str> {
+    KEY_DEFAULTS.iter().find(|(t, f, _)| *t == type_name && *f == field).map(|(_, _, value)| *value)
 }
 
 #[cfg(test)]
@@ -205,23 +205,23 @@ mod tests {
     use serde::Serialize;
     use serde::de::DeserializeOwned;
 
-    use super::super::{At, Relation, Scalar, Schema, Type};
+    use super::super::{ListType, Scalar, Schema, TypeDef, TypeRef};
     use super::*;
 
     /// Two values of a type that share nothing a list could tell them apart by.
-    fn values(at: At<'_>, depth: usize) -> Option<[Value; 2]> {
-        Some(match at.of {
-            Type::Scalar(Scalar::Text | Scalar::MicroTime) => {
+    fn values(ty: TypeRef<'_>, depth: usize) -> Option<[Value; 2]> {
+        Some(match ty.def {
+            TypeDef::Scalar(Scalar::String | Scalar::MicroTime) => {
                 [json!("2001-01-01T00:00:00.000000Z"), json!("2002-01-01T00:00:00.000000Z")]
             }
-            Type::Scalar(Scalar::Integer | Scalar::Number | Scalar::IntOrText) => [json!(1), json!(2)],
-            Type::Scalar(Scalar::Flag) => [json!(true), json!(false)],
-            Type::Struct { fields, .. } if depth > 0 => {
+            TypeDef::Scalar(Scalar::Integer | Scalar::Number | Scalar::IntOrString) => [json!(1), json!(2)],
+            TypeDef::Scalar(Scalar::Boolean) => [json!(true), json!(false)],
+            TypeDef::Struct { fields, .. } if depth > 0 => {
                 let mut two = [json!({}), json!({})];
                 for field in fields {
-                    let of = at.id(field.of);
-                    if matches!(of.of, Type::Scalar(_))
-                        && let Some([a, b]) = values(of, depth - 1)
+                    let member = ty.resolve(field.type_id);
+                    if matches!(member.def, TypeDef::Scalar(_))
+                        && let Some([a, b]) = values(member, depth - 1)
                     {
                         two[0][&*field.name] = a;
                         two[1][&*field.name] = b;
@@ -235,7 +235,7 @@ mod tests {
 
     /// Merges two objects that differ in one list; does the list grow, as the table says?
     fn check<T: DeepMerge + Serialize + DeserializeOwned>(
-        at: At<'_>,
+        ty: TypeRef<'_>,
         path: &mut Vec<String>,
         wrap: &dyn Fn(Value) -> Value,
         checked: &mut Vec<String>,
@@ -243,37 +243,37 @@ mod tests {
         if path.len() > 7 {
             return;
         }
-        let Type::Struct { fields, .. } = at.of else { return };
+        let TypeDef::Struct { fields, .. } = ty.def else { return };
         for field in fields {
             let name = field.name.to_string();
             let wrapped = |value: Value| wrap(json!({ &name: value }));
-            let of = at.id(field.of);
+            let member = ty.resolve(field.type_id);
             path.push(name.clone());
             let pointer = format!("/{}", path.join("/"));
-            match of.of {
-                Type::List { .. } => {
-                    if let Some([a, b]) = values(of.element(), 1) {
+            match member.def {
+                TypeDef::List { .. } => {
+                    if let Some([a, b]) = values(member.element(), 1) {
                         let typed = |v: &Value| serde_json::from_value::<T>(wrapped(json!([v])));
                         if let (Ok(mut one), Ok(two)) = (typed(&a), typed(&b)) {
                             one.merge_from(two);
                             let merged = serde_json::to_value(&one).unwrap();
                             let grown = merged.pointer(&pointer).unwrap().as_array().unwrap().len() == 2;
                             // The real lists are atomic; these types patch or merge them all the same.
-                            let patched = field.patch != super::super::PatchRule::Plain;
-                            let expected = *of.relation() != Relation::Atomic || patched;
+                            let patched = field.patch_strategy != super::super::PatchStrategy::Plain;
+                            let expected = *member.list_type() != ListType::Atomic || patched;
                             let exception = pointer.ends_with("/volumeClaimTemplates");
-                            assert!(exception || grown == expected, "{pointer}: {:?}", of.relation());
+                            assert!(exception || grown == expected, "{pointer}: {:?}", member.list_type());
                             checked.push(pointer);
                         }
                     }
                     // Inside a list that is replaced whole nothing is merged.
-                    if *of.relation() != Relation::Atomic {
+                    if *member.list_type() != ListType::Atomic {
                         path.push("0".into());
-                        check::<T>(of.element(), path, &|v| wrapped(json!([v])), checked);
+                        check::<T>(member.element(), path, &|v| wrapped(json!([v])), checked);
                         path.pop();
                     }
                 }
-                Type::Struct { .. } => check::<T>(of, path, &wrapped, checked),
+                TypeDef::Struct { .. } => check::<T>(member, path, &wrapped, checked),
                 _ => {}
             }
             path.pop();

@@ -6,12 +6,12 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use serde_json::{Value, json};
 
-use super::document::SplitObject;
+use super::managed_object::SplitObject;
 use crate::cache::ownership::{CachedOwnership, OwnershipCacheKey};
 use crate::field_ownership::RawManagedFields;
-use crate::field_ownership::apply::{ApplyError, Wish, apply, update};
-use crate::field_ownership::compare::{difference, difference_of_texts};
-use crate::field_ownership::entries::{Identity, Operation, Owners};
+use crate::field_ownership::apply::{ApplyError, ApplyRequest, apply, update};
+use crate::field_ownership::compare::{difference, difference_of_json};
+use crate::field_ownership::entries::{ManagerId, Operation, Owners};
 use crate::field_ownership::set::FieldSet;
 use crate::kind::{Kind, Object};
 use crate::meta;
@@ -21,23 +21,23 @@ use crate::part::ObjectPart;
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";
 
 /// One writer of one kind.
-pub struct Tracker<'a> {
+pub struct OwnershipTracker<'a> {
     kind: &'a dyn Kind,
     part: ObjectPart,
     operation: Operation,
     manager: &'a str,
 }
 
-impl<'a> Tracker<'a> {
+impl<'a> OwnershipTracker<'a> {
     pub fn new(kind: &'a dyn Kind, part: ObjectPart, operation: Operation, manager: &'a str) -> Self {
         let manager = if manager.is_empty() { "unknown" } else { manager };
         Self { kind, part, operation, manager }
     }
 
-    fn who(&self) -> Identity {
+    fn manager_id(&self) -> ManagerId {
         let api_version = self.kind.descriptor().api_version();
         let (manager, subresource) = (self.manager.into(), self.subresource().into());
-        Identity { manager, operation: self.operation, api_version, subresource }
+        ManagerId { manager, operation: self.operation, api_version, subresource }
     }
 
     fn subresource(&self) -> &'static str {
@@ -52,41 +52,48 @@ impl<'a> Tracker<'a> {
     fn ignored(&self) -> FieldSet {
         let d = self.kind.descriptor();
         match self.part {
-            ObjectPart::Main if d.has_status => FieldSet::of(&[&["status"]]),
+            ObjectPart::Main if d.has_status => FieldSet::from_paths(&[&["status"]]),
             ObjectPart::Status if d.plural == "volumeattachments" || d.custom => {
-                FieldSet::of(&[&["spec"], &["metadata"]])
+                FieldSet::from_paths(&[&["spec"], &["metadata"]])
             }
-            ObjectPart::Status => FieldSet::of(&[&["spec"]]),
+            ObjectPart::Status => FieldSet::from_paths(&[&["spec"]]),
             ObjectPart::Main | ObjectPart::Finalize | ObjectPart::Whole => FieldSet::default(),
         }
     }
 
     /// Records who makes a new object. The object gets its defaults first: they are the maker's, too. Whoever has its
     /// `text` with them already, and no managedFields in it, brings it along.
-    pub fn created(&self, object: &mut dyn Object, text: Option<&[u8]>) -> RawManagedFields {
+    pub fn owners_after_create(&self, object: &mut dyn Object, text: Option<&[u8]>) -> RawManagedFields {
         if let Some(text) = text {
-            return self.taken(b"{}", text, &RawManagedFields::default(), meta::now());
+            return self.owners_after_write(b"{}", text, &RawManagedFields::default(), meta::now());
         }
         meta::normalise(object.meta_mut());
-        self.kind.default(object);
+        self.kind.set_defaults(object);
         let sent = object.meta_mut().managed_fields.take();
         let nothing = b"{}";
         match sent.filter(|sent| !is_reset(Some(sent))) {
-            Some(sent) => self.judged(nothing, &object.encode(), Owners::sent(Some(&sent)), meta::now()),
-            None => self.taken(nothing, &object.encode(), &RawManagedFields::default(), meta::now()),
+            Some(sent) => {
+                self.compute_encoded(nothing, &object.encode(), Owners::from_client(Some(&sent)), meta::now())
+            }
+            None => self.owners_after_write(nothing, &object.encode(), &RawManagedFields::default(), meta::now()),
         }
     }
 
     /// Records who changes an object; `text` is as for a new one.
-    pub fn updated(&self, old: &SplitObject<'_>, new: &mut dyn Object, text: Option<&[u8]>) -> RawManagedFields {
+    pub fn owners_after_update(
+        &self,
+        old: &SplitObject<'_>,
+        new: &mut dyn Object,
+        text: Option<&[u8]>,
+    ) -> RawManagedFields {
         if let Some(text) = text {
-            return match old.owners.text() {
+            return match old.owners.as_bytes() {
                 b"" => RawManagedFields::default(),
-                _ => self.taken(&old.text, text, &old.owners, meta::now()),
+                _ => self.owners_after_write(&old.json, text, &old.owners, meta::now()),
             };
         }
         meta::normalise(new.meta_mut());
-        self.kind.default(new);
+        self.kind.set_defaults(new);
         let mut sent = new.meta_mut().managed_fields.take();
         if !self.subresource().is_empty() {
             sent = None;
@@ -94,26 +101,32 @@ impl<'a> Tracker<'a> {
             return RawManagedFields::default();
         }
         // A client that does not know of managedFields leaves them out; it does not mean to remove them.
-        match Some(Owners::sent(sent.as_ref())).filter(|o| !o.is_empty()) {
-            Some(owners) => self.judged(&old.text, &new.encode(), owners, meta::now()),
-            None if old.owners.text().is_empty() => RawManagedFields::default(),
-            None => self.taken(&old.text, &new.encode(), &old.owners, meta::now()),
+        match Some(Owners::from_client(sent.as_ref())).filter(|o| !o.is_empty()) {
+            Some(owners) => self.compute_encoded(&old.json, &new.encode(), owners, meta::now()),
+            None if old.owners.as_bytes().is_empty() => RawManagedFields::default(),
+            None => self.owners_after_write(&old.json, &new.encode(), &old.owners, meta::now()),
         }
     }
 
     /// What the writer takes from the owners recorded before.
-    fn taken(&self, old: &[u8], new: &[u8], before: &RawManagedFields, now: Timestamp) -> RawManagedFields {
-        let Some(key) = self.cache_key(old, new, before) else { return self.anew(old, new, before, now) };
+    fn owners_after_write(
+        &self,
+        old: &[u8],
+        new: &[u8],
+        before: &RawManagedFields,
+        now: Timestamp,
+    ) -> RawManagedFields {
+        let Some(key) = self.cache_key(old, new, before) else { return self.compute_uncached(old, new, before, now) };
         let cache = &self.kind.caches().ownership;
         if let Some(cached) = cache.get(&key.key) {
             return cached.at_times(&key, now);
         }
-        match CachedOwnership::of(&key, |owners, now| self.owners(old, new, owners, now)).map(Arc::new) {
+        match CachedOwnership::of(&key, |owners, now| self.compute_owners(old, new, owners, now)).map(Arc::new) {
             Some(computed) => {
                 cache.insert(&key.key, computed.clone());
                 computed.at_times(&key, now)
             }
-            None => self.anew(old, new, before, now),
+            None => self.compute_uncached(old, new, before, now),
         }
     }
 
@@ -122,21 +135,21 @@ impl<'a> Tracker<'a> {
     }
 
     /// The same, by the rules alone.
-    fn anew(&self, old: &[u8], new: &[u8], before: &RawManagedFields, now: Timestamp) -> RawManagedFields {
+    fn compute_uncached(&self, old: &[u8], new: &[u8], before: &RawManagedFields, now: Timestamp) -> RawManagedFields {
         match before.owners() {
             // What is recorded makes no sense, which is as if nothing were.
-            owners if owners.is_empty() && !before.text().is_empty() => RawManagedFields::default(),
-            owners => self.judged(old, new, owners, now),
+            owners if owners.is_empty() && !before.as_bytes().is_empty() => RawManagedFields::default(),
+            owners => self.compute_encoded(old, new, owners, now),
         }
     }
 
-    fn judged(&self, old: &[u8], new: &[u8], owners: Owners, now: Timestamp) -> RawManagedFields {
-        RawManagedFields::new(self.owners(old, new, owners, now))
+    fn compute_encoded(&self, old: &[u8], new: &[u8], owners: Owners, now: Timestamp) -> RawManagedFields {
+        RawManagedFields::new(self.compute_owners(old, new, owners, now))
     }
 
-    fn owners(&self, old: &[u8], new: &[u8], before: Owners, now: Timestamp) -> Owners {
-        let found = difference_of_texts(self.kind.schema(), old, new).ignoring(&self.ignored());
-        update(&found, before, &self.who(), now)
+    fn compute_owners(&self, old: &[u8], new: &[u8], before: Owners, now: Timestamp) -> Owners {
+        let found = difference_of_json(self.kind.schema(), old, new).ignoring(&self.ignored());
+        update(&found, before, &self.manager_id(), now)
     }
 
     /// What applying a configuration makes of an object. The values are without managedFields.
@@ -149,14 +162,14 @@ impl<'a> Tracker<'a> {
     ) -> Result<(Option<Value>, RawManagedFields), ApplyError> {
         let schema = self.kind.schema();
         let now = meta::now();
-        let (who, ignored) = (self.who(), self.ignored());
+        let (id, ignored) = (self.manager_id(), self.ignored());
         let mut owners = recorded.owners();
         if owners.is_empty() {
-            let who = Identity { manager: BEFORE_FIRST_APPLY.into(), operation: Operation::Update, ..who.clone() };
-            owners = update(&difference(schema, &json!({}), live).ignoring(&ignored), owners, &who, now);
+            let id = ManagerId { manager: BEFORE_FIRST_APPLY.into(), operation: Operation::Update, ..id.clone() };
+            owners = update(&difference(schema, &json!({}), live).ignoring(&ignored), owners, &id, now);
         }
-        let wish = Wish { config, who: &who, force, ignored: &ignored };
-        let applied = apply(schema, live, owners, &wish, now)?;
+        let request = ApplyRequest { config, id: &id, force, ignored: &ignored };
+        let applied = apply(schema, live, owners, &request, now)?;
         Ok((applied.object, RawManagedFields::new(applied.owners)))
     }
 }
@@ -199,35 +212,35 @@ mod tests {
     #[test]
     fn the_cache_gives_what_the_rules_give() {
         let kinds = test_kinds::all();
-        let mut judged = 0;
+        let mut cache_hits = 0;
         for seed in 0..600 {
-            let mut dice = RandomObject(seed);
-            let kind = &*kinds[dice.below(kinds.len())];
+            let mut random = RandomObject(seed);
+            let kind = &*kinds[random.below(kinds.len())];
             let root = kind.schema().root();
             let (mut value, mut old) = (json!({}), b"{}".to_vec());
             let [mut owners, mut owners_of_twin] = [RawManagedFields::default(), RawManagedFields::default()];
             let mut old_of_twin = old.clone();
-            for step in 0..dice.below(8) + 1 {
-                value = if step == 0 { dice.value(root, 0) } else { dice.changed(root, &value, 0) };
-                let part = [ObjectPart::Main, ObjectPart::Main, ObjectPart::Status, ObjectPart::Whole][dice.below(4)];
-                let manager = ["kubectl", "a \"b\"", "controller", "x,\"time\":\"y", ""][dice.below(5)];
-                let tracker = Tracker::new(kind, part, Operation::Update, manager);
+            for step in 0..random.below(8) + 1 {
+                value = if step == 0 { random.value(root, 0) } else { random.changed(root, &value, 0) };
+                let part = [ObjectPart::Main, ObjectPart::Main, ObjectPart::Status, ObjectPart::Whole][random.below(4)];
+                let manager = ["kubectl", "a \"b\"", "controller", "x,\"time\":\"y", ""][random.below(5)];
+                let tracker = OwnershipTracker::new(kind, part, Operation::Update, manager);
                 let mut write = |old: &mut Vec<u8>, new: Vec<u8>, owners: &mut RawManagedFields, now| {
-                    let want = tracker.anew(old, &new, owners, now);
-                    assert_eq!(tracker.taken(old, &new, owners, now), want, "seed {seed}, step {step}");
+                    let want = tracker.compute_uncached(old, &new, owners, now);
+                    assert_eq!(tracker.owners_after_write(old, &new, owners, now), want, "seed {seed}, step {step}");
                     if let Some(key) = tracker.cache_key(old, &new, owners) {
                         let known = kind.caches().ownership.get(&key.key).is_some();
                         assert!(known || key.key.len() > 2000, "seed {seed}, step {step}");
-                        judged += usize::from(known);
+                        cache_hits += usize::from(known);
                     }
                     (*old, *owners) = (new, want);
                 };
-                write(&mut old, object(&value), &mut owners, at(1_700_000_000 + dice.below(4)));
+                write(&mut old, object(&value), &mut owners, at(1_700_000_000 + random.below(4)));
                 let other = object(&twin(&value));
-                write(&mut old_of_twin, other, &mut owners_of_twin, at(1_700_000_000 + dice.below(4)));
+                write(&mut old_of_twin, other, &mut owners_of_twin, at(1_700_000_000 + random.below(4)));
             }
         }
-        assert!(judged > 2000, "only {judged} were answered from the cache");
+        assert!(cache_hits > 2000, "only {cache_hits} were answered from the cache");
     }
 
     #[test]
@@ -237,21 +250,21 @@ mod tests {
         let (mut value, mut old, mut owners) = (json!({ "metadata": {} }), b"{}".to_vec(), RawManagedFields::default());
         for round in 0..14 {
             let manager = format!("m{}", round % 12);
-            let tracker = Tracker::new(&**kind, ObjectPart::Main, Operation::Update, &manager);
+            let tracker = OwnershipTracker::new(&**kind, ObjectPart::Main, Operation::Update, &manager);
             value["metadata"]["annotations"][format!("a{round}")] = "x".into();
             let (new, now) = (object(&value), at(1_700_000_000 - round));
-            let after = tracker.taken(&old, &new, &owners, now);
-            assert_eq!(after, tracker.anew(&old, &new, &owners, now), "{round}");
+            let after = tracker.owners_after_write(&old, &new, &owners, now);
+            assert_eq!(after, tracker.compute_uncached(&old, &new, &owners, now), "{round}");
             (old, owners) = (new, after);
         }
-        assert!(String::from_utf8_lossy(owners.text()).contains("ancient-changes"));
+        assert!(String::from_utf8_lossy(owners.as_bytes()).contains("ancient-changes"));
     }
 
     #[test]
     fn similar_writes_compute_owners_once() {
         let kinds = test_kinds::all();
         let kind = kinds.iter().find(|kind| kind.descriptor().plural == "persistentvolumeclaims").unwrap();
-        let tracker = Tracker::new(&**kind, ObjectPart::Main, Operation::Update, "kubectl");
+        let tracker = OwnershipTracker::new(&**kind, ObjectPart::Main, Operation::Update, "kubectl");
         let made = |name: &str, class: &str| {
             object(
                 &json!({ "metadata": { "name": name, "finalizers": ["a/b"] }, "spec": { "storageClassName": class } }),
@@ -264,16 +277,16 @@ mod tests {
             kind.caches().ownership.get(&key.key).is_some()
         };
         assert!(!known(b"{}", &one, &nothing));
-        let first = tracker.taken(b"{}", &one, &nothing, at(100));
+        let first = tracker.owners_after_write(b"{}", &one, &nothing, at(100));
         assert!(known(b"{}", &other, &nothing), "the name and the class do not matter");
-        let second = tracker.taken(b"{}", &other, &nothing, at(200));
-        let text = |recorded: &RawManagedFields| String::from_utf8(recorded.text().to_vec()).unwrap();
+        let second = tracker.owners_after_write(b"{}", &other, &nothing, at(200));
+        let text = |recorded: &RawManagedFields| String::from_utf8(recorded.as_bytes().to_vec()).unwrap();
         assert_eq!(text(&first).replace("00:01:40", "00:03:20"), text(&second));
         let changed = made("one", "faster");
-        let third = tracker.taken(&one, &changed, &first, at(300));
+        let third = tracker.owners_after_write(&one, &changed, &first, at(300));
         assert!(known(&other, &made("other", "faster"), &second), "nor do times");
-        assert_eq!(third, tracker.anew(&one, &changed, &first, at(300)));
-        let elsewhere = Tracker::new(&**kind, ObjectPart::Main, Operation::Update, "somebody");
+        assert_eq!(third, tracker.compute_uncached(&one, &changed, &first, at(300)));
+        let elsewhere = OwnershipTracker::new(&**kind, ObjectPart::Main, Operation::Update, "somebody");
         assert!(kind.caches().ownership.get(&elsewhere.cache_key(b"{}", &one, &nothing).unwrap().key).is_none());
         let more = object(&json!({ "metadata": { "name": "one", "finalizers": ["c/d"] }, "spec": {} }));
         assert!(!known(b"{}", &more, &nothing), "what is in a list does");

@@ -12,49 +12,49 @@ use cleat_store::{
 /// Two forms of the same object.
 pub trait Conversion: Send + Sync {
     /// The stored bytes as the kind shows them.
-    fn show(&self, stored: &Bytes) -> Bytes;
+    fn to_served(&self, stored: &Bytes) -> Bytes;
 
     /// The bytes to store for what the kind shows.
-    fn keep(&self, shown: Bytes) -> Bytes;
+    fn to_stored(&self, served: Bytes) -> Bytes;
 }
 
-pub struct View<'a> {
+pub struct KindStore<'a> {
     store: &'a dyn Store,
     conversion: Option<Arc<dyn Conversion>>,
 }
 
-impl<'a> View<'a> {
+impl<'a> KindStore<'a> {
     pub fn new(store: &'a dyn Store, conversion: Option<Arc<dyn Conversion>>) -> Self {
         Self { store, conversion }
     }
 
-    fn keep(&self, shown: Bytes) -> Bytes {
+    fn to_stored(&self, served: Bytes) -> Bytes {
         match &self.conversion {
-            Some(conversion) => conversion.keep(shown),
-            None => shown,
+            Some(conversion) => conversion.to_stored(served),
+            None => served,
         }
     }
 
-    fn show(&self, entry: Entry) -> Entry {
+    fn to_served(&self, entry: Entry) -> Entry {
         match &self.conversion {
-            Some(conversion) => shown(&**conversion, &entry),
+            Some(conversion) => convert_entry(&**conversion, &entry),
             None => entry,
         }
     }
 
-    fn refused(&self, error: WriteError) -> WriteError {
+    fn convert_error(&self, error: WriteError) -> WriteError {
         match error {
-            WriteError::Exists { key, current } => WriteError::Exists { key, current: self.show(current) },
+            WriteError::Exists { key, current } => WriteError::Exists { key, current: self.to_served(current) },
             other => other,
         }
     }
 
     pub async fn create(&self, key: &str, value: Bytes) -> Result<Revision, WriteError> {
-        self.store.create(key, self.keep(value)).await.map_err(|e| self.refused(e))
+        self.store.create(key, self.to_stored(value)).await.map_err(|e| self.convert_error(e))
     }
 
     pub async fn update(&self, key: &str, expected: Revision, value: Bytes) -> Result<Revision, WriteError> {
-        self.store.update(key, expected, self.keep(value)).await
+        self.store.update(key, expected, self.to_stored(value)).await
     }
 
     pub async fn delete(&self, key: &str, expected: Revision) -> Result<Revision, WriteError> {
@@ -62,7 +62,7 @@ impl<'a> View<'a> {
     }
 
     pub async fn get(&self, key: &str) -> Result<Option<Entry>, ReadError> {
-        Ok(self.store.get(key).await?.map(|entry| self.show(entry)))
+        Ok(self.store.get(key).await?.map(|entry| self.to_served(entry)))
     }
 
     pub async fn list(&self, range: Range<'_>) -> Result<Snapshot, ListError> {
@@ -70,7 +70,7 @@ impl<'a> View<'a> {
         if let Some(conversion) = &self.conversion {
             for kept in &mut snapshot.stored {
                 let entry = kept.entry();
-                let shown = shown(&**conversion, &entry);
+                let shown = convert_entry(&**conversion, &entry);
                 // Most are shown as they are stored, and stay as small as that.
                 if shown.value != entry.value {
                     *kept = (&shown).into();
@@ -83,25 +83,25 @@ impl<'a> View<'a> {
     pub async fn watch(&self, prefix: &str, after: Revision) -> Result<Box<dyn Watcher>, WatchError> {
         let inner = self.store.watch(prefix, after).await?;
         Ok(match self.conversion.clone() {
-            Some(conversion) => Box::new(Converted { inner, conversion }),
+            Some(conversion) => Box::new(ConvertingWatcher { inner, conversion }),
             None => inner,
         })
     }
 }
 
-fn shown(conversion: &dyn Conversion, entry: &Entry) -> Entry {
-    Entry { value: conversion.show(&entry.value), ..entry.clone() }
+fn convert_entry(conversion: &dyn Conversion, entry: &Entry) -> Entry {
+    Entry { value: conversion.to_served(&entry.value), ..entry.clone() }
 }
 
-struct Converted {
+struct ConvertingWatcher {
     inner: Box<dyn Watcher>,
     conversion: Arc<dyn Conversion>,
 }
 
-impl Watcher for Converted {
+impl Watcher for ConvertingWatcher {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Arc<Event>, WatchError>> {
         self.inner.poll_next(cx).map_ok(|event| {
-            let show = |entry: &Option<Entry>| entry.as_ref().map(|e| shown(&*self.conversion, e));
+            let show = |entry: &Option<Entry>| entry.as_ref().map(|e| convert_entry(&*self.conversion, e));
             Arc::new(Event { revision: event.revision, new: show(&event.new), old: show(&event.old) })
         })
     }
