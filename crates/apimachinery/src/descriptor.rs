@@ -1,10 +1,10 @@
-//! What a kind is called and where it lives: the facts that routing, discovery, storage keys and error messages share.
+//! The names of a kind, its storage key and its endpoint options. Routing, discovery, storage and error messages use them.
 
 use std::fmt;
 
 use crate::meta::FinalizerRule;
 
-/// What a completed deletion answers with.
+/// What the response to a completed deletion contains: the object, or a Status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeleteReply {
     Object,
@@ -18,22 +18,23 @@ pub enum PutVersion {
     Required,
 }
 
-/// What a PUT to a missing name does.
+/// What a PUT does if the object does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PutMissing {
     NotFound,
     Creates,
 }
 
-/// Whether the first write to an object can turn out to change nothing.
+/// Whether the first update of an object may be skipped because it changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstUpdate {
     MayBeNoop,
-    /// Something that only reading fills in is written down by it, so it always has a version of its own.
+    /// The first update is stored even if it changes nothing, and so gets a resourceVersion of its own. In Kubernetes it
+    /// persists defaults that are otherwise set only when the object is read.
     AlwaysStored,
 }
 
-/// Where an object keeps what the `scale` subresource shows. Paths are lists of field names.
+/// The fields that the `scale` subresource reads and writes. A path is a list of field names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScalePaths {
     pub spec_replicas: Vec<String>,
@@ -41,17 +42,18 @@ pub struct ScalePaths {
     pub selector: ScaleSelector,
 }
 
+/// Where the pod selector of the `scale` subresource is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ScaleSelector {
     None,
-    /// In the words of a label selector.
+    /// The path of a field that contains the selector as a string.
     String(Vec<String>),
-    /// As an object of labels and expressions.
+    /// The path of a field that contains a LabelSelector object.
     LabelSelector(Vec<String>),
 }
 
 impl ScalePaths {
-    /// As all workloads have it.
+    /// The paths of Deployments, ReplicaSets and StatefulSets.
     pub fn of_workload() -> Self {
         let path = |parts: [&str; 2]| parts.map(Into::into).to_vec();
         Self {
@@ -62,6 +64,7 @@ impl ScalePaths {
     }
 }
 
+/// One kind in one version of its group.
 #[derive(Clone, Debug)]
 pub struct Descriptor {
     pub group: String,
@@ -74,18 +77,19 @@ pub struct Descriptor {
     pub namespaced: bool,
     pub has_status: bool,
     pub scale: Option<ScalePaths>,
-    /// Somebody defined it.
+    /// The kind is defined by a CustomResourceDefinition.
     pub custom: bool,
     pub delete_reply: DeleteReply,
     pub put_version: PutVersion,
     pub put_missing: PutMissing,
     pub first_update: FirstUpdate,
-    /// Is the kind a question that is answered and not stored?
+    /// Objects of the kind are requests that the server answers and does not store, such as a TokenReview.
     create_only: bool,
     pub list_kind: String,
-    /// What follows the root in the storage key.
+    /// The part of the storage key between the root and the namespace.
     storage_path: String,
-    /// Every stored object of the kind begins with these bytes; the resourceVersion is inserted after them.
+    /// The first bytes of every stored object of the kind, up to the inside of `metadata`. `render` inserts the
+    /// resourceVersion after them.
     head: String,
 }
 
@@ -146,6 +150,7 @@ impl Descriptor {
         self
     }
 
+    /// A PUT without `metadata.resourceVersion` is refused.
     pub fn put_needs_version(mut self) -> Self {
         self.put_version = PutVersion::Required;
         self
@@ -191,8 +196,8 @@ impl Descriptor {
         Resource { group: self.group.clone(), plural: self.plural.clone() }
     }
 
-    /// The key prefix of all objects of the kind, or of those in one namespace. It ends in `/`, so that no namespace
-    /// is a prefix of another.
+    /// The key prefix of all objects of the kind, or of those in one namespace. It ends in `/`: without it the prefix of
+    /// namespace `a` would match objects of namespace `ab`.
     pub fn prefix(&self, namespace: Option<&str>) -> String {
         self.key(namespace, "")
     }

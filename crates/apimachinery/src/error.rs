@@ -1,4 +1,4 @@
-//! Why a request was not carried out, and the Status each reason becomes. The mapping is one exhaustive match.
+//! Errors of API requests, and the HTTP status code and Status object of each. The mapping is one exhaustive match.
 
 use cleat_store::{ListError, ReadError, WriteError};
 use http::StatusCode;
@@ -21,6 +21,7 @@ pub enum ApiError {
     NoSuchResource,
     #[error("the server does not allow this method on the requested resource")]
     MethodNotAllowed,
+    /// The kind exists, but objects of it cannot be created now.
     #[error("{0}")]
     CreateNotAllowed(&'static str),
     #[error("only the following media types are accepted: application/json")]
@@ -31,8 +32,10 @@ pub enum ApiError {
     AlreadyExists { resource: Resource, name: String, deleting: bool },
     #[error("Operation cannot be fulfilled on {resource} \"{name}\": {why}")]
     Conflict { resource: Resource, name: String, why: String },
+    /// The requested revision is no longer in the history.
     #[error("{0}")]
     Expired(String),
+    /// As `Expired`, with a new token that continues the list at the current revision.
     #[error("The provided continue parameter is too old to display a consistent list result.")]
     ContinueExpired { new_token: String },
     #[error("Request entity too large: limit is {limit}")]
@@ -47,7 +50,7 @@ pub enum ApiError {
     BodyTimeout,
     #[error("{message}")]
     ApplyConflict { message: String, causes: Vec<ApplyConflictCause> },
-    /// A failure that has no class of its own.
+    /// A failure with status code 500 and no reason.
     #[error("{0}")]
     Unclassified(String),
     #[error("Internal error occurred: {0}")]
@@ -56,7 +59,7 @@ pub enum ApiError {
     Unavailable,
 }
 
-/// A cause that is not about the validity of a field.
+/// An entry of `details.causes` in a Status with the reason Forbidden.
 #[derive(Clone, Debug)]
 pub struct StatusCause {
     pub reason: &'static str,
@@ -64,14 +67,14 @@ pub struct StatusCause {
     pub field: &'static str,
 }
 
-/// A field another manager owns.
+/// A field of an applied configuration that another manager owns.
 #[derive(Clone, Debug)]
 pub struct ApplyConflictCause {
     pub message: String,
     pub field: String,
 }
 
-/// A kind as validation messages name it: `Pod`, `StorageClass.storage.k8s.io`.
+/// A kind in the form of validation messages: `Pod`, `StorageClass.storage.k8s.io`.
 #[derive(Clone, Debug)]
 pub struct GroupKind {
     pub group: String,
@@ -88,7 +91,7 @@ impl std::fmt::Display for GroupKind {
     }
 }
 
-/// What a refusal is about: an object, a resource, or something else altogether.
+/// The beginning of a Forbidden message: the object, the resource, or nothing if the request is about neither.
 fn target_prefix(resource: &Resource, name: &str) -> String {
     match (resource.plural.as_str(), name) {
         ("", _) => String::new(),
@@ -109,6 +112,7 @@ impl ApiError {
         Self::NotFound { resource: descriptor.resource(), name: name.into() }
     }
 
+    /// The object was changed after the client read it.
     pub fn modified(descriptor: &Descriptor, name: &str) -> Self {
         let why = "the object has been modified; please apply your changes to the latest version and try again";
         Self::conflict(descriptor, name, why)
@@ -118,7 +122,8 @@ impl ApiError {
         Self::Conflict { resource: descriptor.resource(), name: name.into(), why: why.into() }
     }
 
-    /// A precondition of the request does not hold. Unlike other conflicts this one names the kind.
+    /// A precondition of the request does not hold. Unlike other conflicts, the message contains the kind instead of the
+    /// plural.
     pub fn precondition(descriptor: &Descriptor, name: &str, what: &str, wanted: &str, found: &str) -> Self {
         let resource = Resource { group: descriptor.group.clone(), plural: descriptor.kind.clone() };
         let why = format!("Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {found}");
@@ -130,7 +135,7 @@ impl ApiError {
         Self::Invalid { kind, name: name.into(), errors }
     }
 
-    /// An option of the request itself is not acceptable.
+    /// A query parameter or an option in the body is invalid.
     pub fn invalid_option(kind: &str, error: FieldError) -> Self {
         let kind = GroupKind { group: "meta.k8s.io".into(), kind: kind.into() };
         Self::Invalid { kind, name: String::new(), errors: vec![error] }
@@ -232,7 +237,7 @@ impl From<ListError> for ApiError {
     }
 }
 
-/// For writes whose refusals the caller has already answered itself.
+/// For callers that handle `Exists`, `Missing` and `Conflict` before they convert the error.
 impl From<WriteError> for ApiError {
     fn from(error: WriteError) -> Self {
         match error {

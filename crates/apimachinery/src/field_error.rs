@@ -1,10 +1,10 @@
-//! Why a field of an object is not acceptable, in the words clients know.
+//! Validation errors of single fields, with the messages of Kubernetes.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// One rejected field.
+/// Why one field is invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldError {
     pub field: String,
@@ -42,14 +42,15 @@ impl FieldError {
         Self::new(field, Problem::Invalid(to_json(value)), detail)
     }
 
+    /// The value is none of the supported ones. The message lists them sorted.
     pub fn not_supported(field: impl Into<String>, value: &str, supported: &[&str]) -> Self {
         let mut sorted: Vec<_> = supported.iter().map(|s| format!("\"{s}\"")).collect();
         sorted.sort();
         Self::new(field, Problem::NotSupported(to_json(value)), sorted.join(", "))
     }
 
-    /// As `not_supported`, where clients know the choices in this order.
-    pub fn not_supported_in_order(field: impl Into<String>, value: &str, supported: &[&str]) -> Self {
+    /// As `not_supported`, but the message lists the supported values in the given order.
+    pub fn not_supported_in_order(field: impl Into<String>, value: impl Serialize, supported: &[&str]) -> Self {
         let quoted: Vec<_> = supported.iter().map(|s| format!("\"{s}\"")).collect();
         Self::new(field, Problem::NotSupported(to_json(value)), quoted.join(", "))
     }
@@ -70,22 +71,16 @@ impl FieldError {
         Self::new(field, Problem::TooLong, format!("may not be more than {limit} bytes"))
     }
 
-    /// A value of another type than the field has; `found` is the type it has.
+    /// The value has another type than the field; `found` is the type of the value.
     pub fn type_invalid(field: impl Into<String>, found: &str, detail: impl Into<String>) -> Self {
         Self::new(field, Problem::TypeInvalid(to_json(found)), detail)
     }
 
-    pub fn too_many(field: impl Into<String>, found: i64, most: i64) -> Self {
-        Self::new(field, Problem::TooMany(found.to_string()), format!("must have at most {most} items"))
+    pub fn too_many(field: impl Into<String>, found: i64, limit: i64) -> Self {
+        Self::new(field, Problem::TooMany(found.to_string()), format!("must have at most {limit} items"))
     }
 
-    /// As `not_supported_in_order`, for a value of any type.
-    pub fn not_supported_value(field: impl Into<String>, value: impl Serialize, supported: &[&str]) -> Self {
-        let quoted: Vec<_> = supported.iter().map(|s| format!("\"{s}\"")).collect();
-        Self::new(field, Problem::NotSupported(to_json(value)), quoted.join(", "))
-    }
-
-    /// A problem that a rule of a definition names by its reason; `type_name` stands for the value.
+    /// The error of a CEL rule with the given `reason`. The message contains `type_name` in place of the value.
     pub fn from_reason(reason: &str, field: impl Into<String>, type_name: &str, detail: String) -> Self {
         match reason {
             "FieldValueRequired" => Self::required(field, detail),
@@ -95,7 +90,7 @@ impl FieldError {
         }
     }
 
-    /// The machine-readable reason of the cause.
+    /// The machine-readable reason in `details.causes`.
     pub fn reason(&self) -> &'static str {
         match self.problem {
             Problem::Required => "FieldValueRequired",

@@ -1,5 +1,5 @@
-//! The store as one kind sees it. Most kinds are stored as they are shown; a kind that shares its storage with another
-//! version or group converts on the way in and out, here and nowhere else.
+//! Access to the store for one kind. Most kinds are stored in the form in which they are served. A kind that shares its
+//! storage with another version or group has a [`Conversion`]; all reads and writes apply it here, and only here.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -9,15 +9,16 @@ use cleat_store::{
     Entry, Event, ListError, Range, ReadError, Revision, Snapshot, Store, WatchError, Watcher, WriteError,
 };
 
-/// Two forms of the same object.
+/// Converts between the stored and the served form of a kind.
 pub trait Conversion: Send + Sync {
-    /// The stored bytes as the kind shows them.
+    /// Converts a stored object into the form that clients get.
     fn to_served(&self, stored: &Bytes) -> Bytes;
 
-    /// The bytes to store for what the kind shows.
+    /// Converts an object in the served form into the form that is stored.
     fn to_stored(&self, served: Bytes) -> Bytes;
 }
 
+/// The store with the conversion of one kind.
 pub struct KindStore<'a> {
     store: &'a dyn Store,
     conversion: Option<Arc<dyn Conversion>>,
@@ -71,7 +72,7 @@ impl<'a> KindStore<'a> {
             for kept in &mut snapshot.stored {
                 let entry = kept.entry();
                 let shown = convert_entry(&**conversion, &entry);
-                // Most are shown as they are stored, and stay as small as that.
+                // An entry that the conversion does not change stays compressed.
                 if shown.value != entry.value {
                     *kept = (&shown).into();
                 }

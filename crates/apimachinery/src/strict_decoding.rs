@@ -1,5 +1,5 @@
-//! What a body says twice or says to nobody: duplicate and unknown fields, in the order they stand in the text. The
-//! typed decoder keeps the last of several values and drops what it does not know; this pass is what tells about it.
+//! Strict decoding: finds duplicate and unknown fields of a body, in the order of the body. The typed decoder accepts both
+//! (it keeps the last of several values and drops unknown fields), so that this is a separate pass.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -10,23 +10,24 @@ use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use crate::schema::{Scalar, Schema, TypeDef, TypeRef};
 
-/// More than this is not news.
+/// Further duplicate and unknown fields are not reported.
 const MAX_STRICT_ERRORS: usize = 100;
-/// These are left out of what is stored when they are empty, whoever sent them.
+/// [`meta::normalise`](crate::meta::normalise) removes these if they are empty, so that they do not count as omitted zeros.
 const DROPPED_BY_NORMALISE: [&str; 4] =
     ["metadata.annotations", "metadata.finalizers", "metadata.labels", "metadata.ownerReferences"];
 
-/// What is to be said about a body.
+/// The result of checking a body.
 #[derive(Debug, Default, PartialEq)]
 pub struct StrictFindings {
+    /// Duplicate and unknown fields: errors or warnings, as `fieldValidation` of the request says.
     pub strict_errors: Vec<String>,
-    /// Something the typed decoder would let pass and must not.
+    /// An invalid value that the typed decoder accepts. The body must be refused.
     pub decode_error: Option<String>,
-    /// Does it hold values that say nothing and are not kept?
+    /// The body contains zero values that are not stored; see [`TypeRef::remove_zero_values`].
     pub has_omitted_zeros: bool,
 }
 
-/// Looks through a text. One that is no JSON gives nothing: decoding it will.
+/// Checks a body. If it is not valid JSON the result is incomplete, without an error: the decoder reports it.
 pub fn check_body(schema: &Schema, body: &[u8]) -> StrictFindings {
     let mut check = BodyCheck { path: String::new(), findings: StrictFindings::default() };
     let root = ValueCheck { check: &mut check, ty: schema.root(), omits_zero: false };
@@ -34,7 +35,9 @@ pub fn check_body(schema: &Schema, body: &[u8]) -> StrictFindings {
     check.findings
 }
 
+/// The state of the pass.
 struct BodyCheck {
+    /// The path of the current field, as error messages show it.
     path: String,
     findings: StrictFindings,
 }
@@ -44,16 +47,17 @@ impl BodyCheck {
         self.findings.has_omitted_zeros |= is_empty && !DROPPED_BY_NORMALISE.contains(&self.path.as_str());
     }
 
-    /// About the field the path leads to.
-    fn report(&mut self, what: &str) {
-        let complaint = format!("{what} field {:?}", self.path);
-        let found = &mut self.findings.strict_errors;
-        if found.len() < MAX_STRICT_ERRORS && !found.contains(&complaint) {
-            found.push(complaint);
+    /// Reports a problem of the current field.
+    fn report(&mut self, problem: &str) {
+        let error = format!("{problem} field {:?}", self.path);
+        let errors = &mut self.findings.strict_errors;
+        if errors.len() < MAX_STRICT_ERRORS && !errors.contains(&error) {
+            errors.push(error);
         }
     }
 }
 
+/// Checks one value of the given type.
 struct ValueCheck<'s, 'a> {
     check: &'s mut BodyCheck,
     ty: TypeRef<'a>,
@@ -74,11 +78,11 @@ impl<'de> DeserializeSeed<'de> for ValueCheck<'_, '_> {
     }
 }
 
-/// A key, borrowed from the text where it can be.
+/// The name of a member. It is borrowed from the body unless it contains escapes.
 #[derive(serde::Deserialize)]
 struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// The keys of one object so far. Most objects have few.
+/// The names of the members of one object so far. A list up to `MAX_LINEAR_SEARCH` names, a set beyond.
 #[derive(Default)]
 struct ObjectKeys<'a> {
     list: Vec<Cow<'a, str>>,
@@ -88,6 +92,7 @@ struct ObjectKeys<'a> {
 impl<'a> ObjectKeys<'a> {
     const MAX_LINEAR_SEARCH: usize = 32;
 
+    /// Returns false if the name is there already.
     fn insert(&mut self, name: Cow<'a, str>) -> bool {
         if self.set.is_empty() && self.list.len() < Self::MAX_LINEAR_SEARCH {
             let new = !self.list.contains(&name);
@@ -178,9 +183,9 @@ impl<'de> Visitor<'de> for ValueCheck<'_, '_> {
 
     fn visit_str<E>(self, text: &str) -> Result<(), E> {
         if *self.ty.def == TypeDef::Scalar(Scalar::MicroTime)
-            && let Err(fault) = check_micro_time(text)
+            && let Err(error) = check_micro_time(text)
         {
-            self.check.findings.decode_error.get_or_insert(fault);
+            self.check.findings.decode_error.get_or_insert(error);
         }
         self.note_zero(text.is_empty());
         Ok(())
@@ -191,15 +196,16 @@ impl<'de> Visitor<'de> for ValueCheck<'_, '_> {
     }
 }
 
+/// A time up to its seconds; `d` stands for a digit.
 pub(crate) const DATE_TIME_PATTERN: &[u8] = b"dddd-dd-ddTdd:dd:dd";
 
-/// Does the text begin like this, with a digit for every `d`?
+/// Returns true if the text begins with the pattern. A `d` in the pattern matches any digit.
 pub(crate) fn matches_pattern(text: &[u8], pattern: &[u8]) -> bool {
     text.len() >= pattern.len()
         && text.iter().zip(pattern).all(|(t, s)| if *s == b'd' { t.is_ascii_digit() } else { t == s })
 }
 
-/// These times are compared as text by those who elect leaders: all six digits must be there.
+/// Checks that a MicroTime has exactly six digits after the second. Leader election compares these times as strings.
 pub(crate) fn check_micro_time(text: &str) -> Result<(), String> {
     let refuse = |rest: &str, part: &str| {
         Err(format!("parsing time {text:?} as \"2006-01-02T15:04:05.000000Z07:00\": cannot parse {rest:?} as {part:?}"))
@@ -220,14 +226,13 @@ pub(crate) fn check_micro_time(text: &str) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-
     use k8s_openapi::api::coordination::v1::Lease;
     use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 
     use super::*;
 
     #[test]
-    fn complaints_come_in_the_order_of_the_text() {
+    fn errors_come_in_the_order_of_the_body() {
         let body =
             br#"{"metadata":{"name":"a","bogus":1},"data":{"x":"1","x":"2"},"extra":{"y":1,"y":2},"data":{"x":"3"}}"#;
         assert_eq!(
@@ -255,14 +260,14 @@ mod tests {
     }
 
     #[test]
-    fn precise_times_have_six_digits() {
+    fn micro_times_have_six_digits() {
         let schema = Schema::of::<Lease>();
-        let fault = |time: &str| {
+        let decode_error = |time: &str| {
             let lease = serde_json::json!({ "spec": { "renewTime": time }, "metadata": { "name": time } });
             check_body(&schema, lease.to_string().as_bytes()).decode_error
         };
         for fine in ["2020-02-03T04:05:07.654321Z", "2020-02-03T04:05:07.654321+02:00"] {
-            assert_eq!(fault(fine), None, "{fine}");
+            assert_eq!(decode_error(fine), None, "{fine}");
         }
         for (time, rest, part) in [
             ("2020-02-03T04:05:07Z", "Z", ".000000"),
@@ -271,12 +276,12 @@ mod tests {
             ("yesterday", "yesterday", "2006"),
         ] {
             let want = format!("cannot parse {rest:?} as {part:?}");
-            assert!(fault(time).is_some_and(|f| f.ends_with(&want)), "{time}: {:?}", fault(time));
+            assert!(decode_error(time).is_some_and(|e| e.ends_with(&want)), "{time}: {:?}", decode_error(time));
         }
     }
 
     #[test]
-    fn empty_metadata_is_dropped_without_being_looked_for() {
+    fn empty_metadata_fields_do_not_count_as_omitted_zeros() {
         let schema = Schema::of::<ConfigMap>();
         let zeros = |text: &str| check_body(&schema, text.as_bytes()).has_omitted_zeros;
         assert!(!zeros(r#"{"metadata":{"finalizers":[],"labels":{},"annotations":{},"ownerReferences":[]}}"#));

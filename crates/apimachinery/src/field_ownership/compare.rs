@@ -1,4 +1,4 @@
-//! Which fields an object has, and how two versions of it differ, both in terms of its schema.
+//! The fields of an object, and the difference of two versions of it, both as field sets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
@@ -9,9 +9,10 @@ use super::set::{FieldNode, FieldSet, field_step, key_step, value_step};
 use crate::json_scanner;
 use crate::schema::{ListType, Schema, TypeDef, TypeRef};
 
-/// What stands in for a struct that is there although nobody wrote it.
+/// The value of an embedded struct that the JSON does not contain.
 static EMPTY: LazyLock<Value> = LazyLock::new(|| json!({}));
 
+/// The fields in which two versions of an object differ.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Difference {
     pub added: FieldSet,
@@ -20,6 +21,7 @@ pub struct Difference {
 }
 
 impl Difference {
+    /// The difference without the given fields and everything inside them.
     pub fn ignoring(self, ignored: &FieldSet) -> Self {
         if ignored.is_empty() {
             return self;
@@ -33,21 +35,21 @@ impl Difference {
 }
 
 pub fn difference(schema: &Schema, old: &Value, new: &Value) -> Difference {
-    let found = compared(schema.root(), Some(old), Some(new));
+    let found = compare_values(schema.root(), Some(old), Some(new));
     Difference { added: found.added.children, removed: found.removed.children, modified: found.modified.children }
 }
 
-/// The same for two encoded objects. What has the same text on both sides is not taken apart.
+/// As [`difference`], for two encoded objects. Members with the same bytes in both are not parsed.
 pub fn difference_of_json(schema: &Schema, old: &[u8], new: &[u8]) -> Difference {
-    let [old, new] = [old, new].map(|text| std::str::from_utf8(text).unwrap_or_default());
-    match differing(old, new) {
+    let [old, new] = [old, new].map(|json| std::str::from_utf8(json).unwrap_or_default());
+    match without_common_members(old, new) {
         Some((old, new)) => difference(schema, &old, &new),
         None => Difference::default(),
     }
 }
 
-/// The two without the members that are the same in both.
-fn differing(old: &str, new: &str) -> Option<(Value, Value)> {
+/// Both objects without the members that have the same bytes in both. `None` if the objects are equal.
+fn without_common_members(old: &str, new: &str) -> Option<(Value, Value)> {
     if old == new {
         return None;
     }
@@ -59,7 +61,7 @@ fn differing(old: &str, new: &str) -> Option<(Value, Value)> {
     for (name, old) in &old_members {
         match json_scanner::find_member(&new_members, name) {
             Some(new) => {
-                if let Some((old, new)) = differing(old, new) {
+                if let Some((old, new)) = without_common_members(old, new) {
                     only_old.insert(name.to_string(), old);
                     only_new.insert(name.to_string(), new);
                 }
@@ -75,11 +77,12 @@ fn differing(old: &str, new: &str) -> Option<(Value, Value)> {
     Some((only_old.into(), only_new.into()))
 }
 
-/// The fields an object has. A struct is not a field of its own unless it is empty, an element of a map or list is.
+/// The fields of an object. An element of a map or list is a field of its own; a struct is one only if it is empty.
 pub fn fields(schema: &Schema, object: &Value) -> FieldSet {
     fields_at(schema.root(), object).children
 }
 
+/// The difference at one path and below it.
 #[derive(Default)]
 struct NodeDifference {
     added: FieldNode,
@@ -100,7 +103,7 @@ impl NodeDifference {
     }
 }
 
-/// How a value ty a place is looked ty.
+/// How a value is compared: as a whole, by member, or by element.
 enum ValueForm {
     Leaf,
     Object,
@@ -108,7 +111,7 @@ enum ValueForm {
 }
 
 fn value_form(ty: TypeRef<'_>, old: Option<&Value>, new: Option<&Value>) -> ValueForm {
-    let all = |test: fn(&Value) -> bool| [old, new].into_iter().flatten().all(|v| v.is_null() || test(v));
+    let all = |is_type: fn(&Value) -> bool| [old, new].into_iter().flatten().all(|v| v.is_null() || is_type(v));
     match ty.def {
         TypeDef::Scalar(_) => ValueForm::Leaf,
         TypeDef::List { list_type: ListType::Atomic, .. } => ValueForm::Leaf,
@@ -122,32 +125,32 @@ fn value_form(ty: TypeRef<'_>, old: Option<&Value>, new: Option<&Value>) -> Valu
     }
 }
 
-fn compared(ty: TypeRef<'_>, old: Option<&Value>, new: Option<&Value>) -> NodeDifference {
+fn compare_values(ty: TypeRef<'_>, old: Option<&Value>, new: Option<&Value>) -> NodeDifference {
     let mut found = NodeDifference::default();
     if old.is_none() && new.is_none() {
         return found;
     }
-    let is_bare = |value: Option<&Value>| match value {
+    let is_empty = |value: Option<&Value>| match value {
         None | Some(Value::Null) => true,
         Some(Value::Object(fields)) => fields.is_empty() && ty.embedded().next().is_none(),
         Some(Value::Array(elements)) => elements.is_empty(),
         Some(_) => false,
     };
     match value_form(ty, old, new) {
-        // The difference between empty and absent is kept, as a difference of the place itself.
-        ValueForm::Object | ValueForm::List if is_bare(old) && is_bare(new) => leaf(&mut found, old, new),
-        ValueForm::Leaf => leaf(&mut found, old, new),
+        // An empty and a missing value differ. The difference is that of the field itself.
+        ValueForm::Object | ValueForm::List if is_empty(old) && is_empty(new) => compare_leaf(&mut found, old, new),
+        ValueForm::Leaf => compare_leaf(&mut found, old, new),
         ValueForm::Object => {
             let (old_fields, new_fields) = (old.and_then(Value::as_object), new.and_then(Value::as_object));
-            members(ty, old_fields, new_fields, &mut found);
+            compare_members(ty, old_fields, new_fields, &mut found);
             found.mark(old, new);
         }
         ValueForm::List => {
-            let old_elements = grouped(ty, old.and_then(Value::as_array));
-            let new_elements = grouped(ty, new.and_then(Value::as_array));
+            let old_elements = group_by_step(ty, old.and_then(Value::as_array));
+            let new_elements = group_by_step(ty, new.and_then(Value::as_array));
             let steps: BTreeSet<&Box<str>> = old_elements.keys().chain(new_elements.keys()).collect();
             for step in steps {
-                found.insert(step, elements(ty, old_elements.get(step), new_elements.get(step)));
+                found.insert(step, compare_elements(ty, old_elements.get(step), new_elements.get(step)));
             }
             found.mark(old, new);
         }
@@ -155,7 +158,7 @@ fn compared(ty: TypeRef<'_>, old: Option<&Value>, new: Option<&Value>) -> NodeDi
     found
 }
 
-fn leaf(found: &mut NodeDifference, old: Option<&Value>, new: Option<&Value>) {
+fn compare_leaf(found: &mut NodeDifference, old: Option<&Value>, new: Option<&Value>) {
     found.mark(old, new);
     found.modified.included |= old.is_some() && new.is_some() && old != new;
 }
@@ -174,10 +177,10 @@ fn members(
     for name in names {
         let embedded = ty.declared(name).is_some_and(|f| f.embedded);
         let (old, new) = (member(old, name, embedded), member(new, name, embedded));
-        // What has not changed has no fields to report, and most has not.
+        // Most members are equal: comparing them first avoids the recursion.
         if old != new {
             let ty = ty.member(name).unwrap_or_else(|| Schema::unknown().root());
-            found.insert(&field_step(name), compared(ty, old, new));
+            found.insert(&field_step(name), compare_values(ty, old, new));
         }
     }
 }
@@ -186,13 +189,13 @@ fn member<'a>(map: Option<&'a Map<String, Value>>, name: &str, embedded: bool) -
     map?.get(name).or_else(|| embedded.then_some(&*EMPTY))
 }
 
-fn elements(ty: TypeRef<'_>, old: Option<&Vec<&Value>>, new: Option<&Vec<&Value>>) -> NodeDifference {
-    let one = |list: Option<&Vec<&Value>>| list.is_none_or(|l| l.len() == 1);
-    if one(old) && one(new) {
+fn compare_elements(ty: TypeRef<'_>, old: Option<&Vec<&Value>>, new: Option<&Vec<&Value>>) -> NodeDifference {
+    let is_single = |list: Option<&Vec<&Value>>| list.is_none_or(|l| l.len() == 1);
+    if is_single(old) && is_single(new) {
         let (old, new) = (old.and_then(|l| l.first().copied()), new.and_then(|l| l.first().copied()));
-        return compared(ty.element(), old, new);
+        return compare_values(ty.element(), old, new);
     }
-    // Elements that claim to be the same one cannot be told apart: they change together.
+    // Elements with equal keys are compared together, as one value.
     let mut found = NodeDifference::default();
     found.added.included = old.is_none();
     found.removed.included = new.is_none();
@@ -200,7 +203,7 @@ fn elements(ty: TypeRef<'_>, old: Option<&Vec<&Value>>, new: Option<&Vec<&Value>
     found
 }
 
-fn grouped<'a>(ty: TypeRef<'_>, list: Option<&'a Vec<Value>>) -> BTreeMap<Box<str>, Vec<&'a Value>> {
+fn group_by_step<'a>(ty: TypeRef<'_>, list: Option<&'a Vec<Value>>) -> BTreeMap<Box<str>, Vec<&'a Value>> {
     let mut groups: BTreeMap<Box<str>, Vec<&Value>> = BTreeMap::new();
     for (i, element) in list.into_iter().flatten().enumerate() {
         groups.entry(list_element_step(ty, i, element)).or_default().push(element);
@@ -208,7 +211,7 @@ fn grouped<'a>(ty: TypeRef<'_>, list: Option<&'a Vec<Value>>) -> BTreeMap<Box<st
     groups
 }
 
-/// What identifies an element of a list.
+/// The path step of a list element: its value, its keys, or its index if it has no keys.
 pub fn list_element_step(ty: TypeRef<'_>, index: usize, element: &Value) -> Box<str> {
     match ty.list_type() {
         ListType::Set => value_step(element),
@@ -226,6 +229,7 @@ pub fn list_element_step(ty: TypeRef<'_>, index: usize, element: &Value) -> Box<
     }
 }
 
+/// The fields of a value of type `ty`.
 pub fn fields_at(ty: TypeRef<'_>, value: &Value) -> FieldNode {
     match value_form(ty, None, Some(value)) {
         ValueForm::Leaf => FieldNode { included: true, children: FieldSet::default() },
@@ -243,8 +247,8 @@ pub fn fields_at(ty: TypeRef<'_>, value: &Value) -> FieldNode {
             for (name, value) in value.as_object().into_iter().flatten() {
                 let inner = ty.member(name).unwrap_or_else(|| Schema::unknown().root());
                 let mut children = fields_at(inner, value);
-                let is_bare = value.is_null() || value.as_object().is_some_and(Map::is_empty);
-                children.included |= is_bare || ty.declared(name).is_none();
+                let is_empty = value.is_null() || value.as_object().is_some_and(Map::is_empty);
+                children.included |= is_empty || ty.declared(name).is_none();
                 node.children.insert(&field_step(name), children);
             }
             node
@@ -260,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_object_is_all_addition() {
+    fn all_fields_of_a_new_object_are_added() {
         let empty = json!({});
         let pod = json!({
             "metadata": { "name": "p", "labels": { "a": "b" }, "finalizers": ["x/y"] },
@@ -301,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_applier_lists_is_what_it_has() {
+    fn the_fields_of_a_configuration_are_those_it_lists() {
         let pod = json!({
             "metadata": { "labels": { "a": "b" }, "annotations": {} },
             "spec": { "containers": [{ "name": "c", "image": "i", "env": [] }] },
@@ -316,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_named_where_they_are() {
+    fn changes_have_the_path_of_the_changed_field() {
         let schema = Schema::of::<Pod>();
         let old = json!({ "spec": { "containers": [{ "name": "a", "image": "1" }, { "name": "b" }], "hostIPC": true },
             "metadata": { "labels": { "x": "1" } } });
@@ -324,8 +328,8 @@ mod tests {
             "metadata": { "labels": { "y": "1" } } });
         let found = difference(&schema, &old, &new);
         for (a, b) in [(&old, &new), (&new, &old), (&old, &old)] {
-            let texts = difference_of_json(&schema, a.to_string().as_bytes(), b.to_string().as_bytes());
-            assert_eq!(texts, difference(&schema, a, b), "as values and as texts");
+            let encoded = difference_of_json(&schema, a.to_string().as_bytes(), b.to_string().as_bytes());
+            assert_eq!(encoded, difference(&schema, a, b), "parsed and encoded objects give the same difference");
         }
         assert_eq!(
             found.modified.to_value(),
@@ -339,8 +343,8 @@ mod tests {
         assert_eq!(difference(&schema, &old, &old), Difference::default());
         let (labelled, bare) = (json!({ "metadata": { "labels": { "x": "1" } } }), json!({ "metadata": {} }));
         let gone = difference(&schema, &labelled, &bare);
-        let texts = difference_of_json(&schema, labelled.to_string().as_bytes(), bare.to_string().as_bytes());
-        assert_eq!(texts, gone);
+        let encoded = difference_of_json(&schema, labelled.to_string().as_bytes(), bare.to_string().as_bytes());
+        assert_eq!(encoded, gone);
         assert_eq!(gone.removed.to_value(), json!({ "f:metadata": { "f:labels": { ".": {}, "f:x": {} } } }));
     }
 }

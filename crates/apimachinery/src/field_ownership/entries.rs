@@ -1,4 +1,4 @@
-//! `metadata.managedFields` as a list of owners with their sets, and its form on the wire.
+//! The owners of an object's fields, and their encoding in `metadata.managedFields`.
 
 use std::borrow::Cow;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::set::FieldSet;
 
-/// Owners by update beyond this many are joined, oldest first.
+/// The largest number of owners with the operation Update. Beyond it the oldest are merged into one.
 pub const MAX_UPDATE_OWNERS: usize = 10;
 const ANCIENT_CHANGES_MANAGER: &str = "ancient-changes";
 
@@ -27,7 +27,7 @@ impl Operation {
     }
 }
 
-/// Who owns fields. One who applies stays the same from version to version of the API.
+/// What identifies an owner. For the operation Apply the API version does not count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManagerId {
     pub manager: String,
@@ -44,19 +44,20 @@ impl ManagerId {
             && (self.operation == Operation::Apply || self.api_version == other.api_version)
     }
 
-    /// As conflicts name an owner.
+    /// The owner in the form of conflict messages.
     pub fn describe(&self) -> String {
-        let mut text = format!("{:?}", self.manager);
+        let mut description = format!("{:?}", self.manager);
         if !self.subresource.is_empty() {
-            text += &format!(" with subresource {:?}", self.subresource);
+            description += &format!(" with subresource {:?}", self.subresource);
         }
         if self.operation == Operation::Update {
-            text += &format!(" using {}", self.api_version);
+            description += &format!(" using {}", self.api_version);
         }
-        text
+        description
     }
 }
 
+/// A manager and the fields that it owns.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Owner {
     pub id: ManagerId,
@@ -77,16 +78,17 @@ impl Owner {
         }
     }
 
-    /// As it is written, but for the time.
+    /// The encoded entry without its time.
     pub fn encode_without_time(&self) -> Option<String> {
         serde_json::to_string(&Entry { time: None, ..self.entry() }).ok()
     }
 }
 
+/// All owners of an object's fields.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Owners(Vec<Owner>);
 
-/// One owner as it is written.
+/// An entry of `metadata.managedFields`.
 #[derive(Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Entry<'a> {
@@ -109,12 +111,12 @@ struct Entry<'a> {
 const FIELDS_TYPE: &str = "FieldsV1";
 
 impl Owners {
-    /// From what is stored.
-    pub fn decode(text: &[u8]) -> Self {
-        Self::from_entries(serde_json::from_slice::<Vec<Entry<'_>>>(text).unwrap_or_default())
+    /// Decodes a stored list. Returns no owners if it is invalid.
+    pub fn decode(json: &[u8]) -> Self {
+        Self::from_entries(serde_json::from_slice::<Vec<Entry<'_>>>(json).unwrap_or_default())
     }
 
-    /// From what a client sent.
+    /// Converts the list that a client sent. Returns no owners if it is invalid.
     pub fn from_client(entries: Option<&Vec<ManagedFieldsEntry>>) -> Self {
         fn borrowed(text: Option<&String>) -> Option<Cow<'_, str>> {
             text.map(|text| Cow::Borrowed(&**text))
@@ -135,7 +137,7 @@ impl Owners {
         Self::from_entries(entries.into_iter().flatten().map(entry))
     }
 
-    /// If one entry makes no sense, none is from_entries.
+    /// If one entry has an unknown operation or fields type, all are ignored. Entries of one manager are merged.
     fn from_entries<'a>(entries: impl IntoIterator<Item = Entry<'a>>) -> Self {
         let mut owners = Self::default();
         for entry in entries {
@@ -165,7 +167,8 @@ impl Owners {
         self.0.len() == other.0.len() && self.0.iter().zip(&other.0).all(|(a, b)| same(a, b))
     }
 
-    /// As it is stored, in the order that makes equal owners equal bytes. Nothing for nobody.
+    /// Encodes the list, sorted by operation, time and manager, so that equal owners have equal bytes. `None` without
+    /// owners.
     pub fn encode(mut self) -> Option<Vec<u8>> {
         if self.is_empty() {
             return None;
@@ -173,11 +176,11 @@ impl Owners {
         self.sort_by_identity();
         self.0.sort_by_key(|owner| (owner.id.operation, owner.time.map_or(0, |t| t.as_second())));
         let entries: Vec<Entry<'_>> = self.0.iter().map(Owner::entry).collect();
-        // Maps with keys of text and nothing that can fail.
+        // Encoding cannot fail: all keys of maps are strings.
         serde_json::to_vec(&entries).ok()
     }
 
-    /// The order among those that came at the same time.
+    /// Sorts by manager, API version and subresource: the order of owners with the same operation and time.
     pub fn sort_by_identity(&mut self) {
         self.0.sort_by(|Owner { id: a, .. }, Owner { id: b, .. }| {
             let [a, b] = [a, b].map(|id| (&id.manager, &id.api_version, &id.subresource));
@@ -209,7 +212,7 @@ impl Owners {
         self.0.iter()
     }
 
-    /// Gives an owner its set; who owns nothing is no owner.
+    /// Sets the fields of an owner, and adds the owner if necessary. An owner of no fields is removed.
     pub fn set(&mut self, id: &ManagerId, set: FieldSet) {
         if set.is_empty() {
             self.0.retain(|owner| !owner.id.is_same_manager(id));
@@ -224,11 +227,13 @@ impl Owners {
         }
     }
 
+    /// Removes owners of no fields.
     pub fn drop_empty(&mut self) {
         self.0.retain(|owner| !owner.set.is_empty());
     }
 
-    /// Keeps the number of updaters bounded.
+    /// Merges the oldest owners with the operation Update until at most [`MAX_UPDATE_OWNERS`] are left. Only owners of one
+    /// API version are merged. The result has the time of the youngest.
     pub fn merge_oldest_updates(&mut self) {
         let updaters = |owners: &Self| owners.0.iter().filter(|o| o.id.operation == Operation::Update).count();
         let mut left = updaters(self);
@@ -270,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_updaters_are_joined_beyond_ten() {
+    fn beyond_ten_the_oldest_update_owners_are_merged() {
         let mut owners = Owners((0..13).map(|i| owner(&format!("m{i:02}"), 100 - i)).collect());
         owners.merge_oldest_updates();
         assert_eq!(owners.0.len(), 10);
@@ -281,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_survive_the_wire_in_a_fixed_order() {
+    fn entries_are_encoded_in_a_fixed_order() {
         let mut applier = owner("z", 5);
         applier.id.operation = Operation::Apply;
         let owners = Owners(vec![owner("b", 2), owner("a", 2), owner("c", 1), applier]);
@@ -289,7 +294,7 @@ mod tests {
         let typed: Vec<ManagedFieldsEntry> = serde_json::from_slice(&text).unwrap();
         let names: Vec<_> = typed.iter().map(|e| e.manager.clone().unwrap()).collect();
         assert_eq!(names, ["z", "c", "a", "b"]);
-        assert_eq!(serde_json::to_vec(&typed).unwrap(), text, "as the type writes it");
+        assert_eq!(serde_json::to_vec(&typed).unwrap(), text, "as the generated type encodes it");
         assert_eq!(Owners::decode(&text).encode().unwrap(), text);
         assert_eq!(Owners::from_client(Some(&typed)).encode().unwrap(), text);
     }

@@ -1,4 +1,4 @@
-//! Joining what a client applies with what is stored, and taking fields out again.
+//! Merges an applied configuration into an object, removes fields from an object, and checks configurations.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,28 +8,28 @@ use super::compare::{fields_at, list_element_step};
 use super::set::{FieldSet, field_step};
 use crate::schema::{ListType, Scalar, Schema, TypeDef, TypeRef};
 
-/// What is applied wins; what it does not mention stays.
-pub(super) fn merged(ty: TypeRef<'_>, live: &Value, applied: &Value) -> Value {
+/// Merges `applied` into `live`. Values of `applied` replace those of `live`; what `applied` does not contain stays.
+pub(super) fn merge_values(ty: TypeRef<'_>, live: &Value, applied: &Value) -> Value {
     match (live, applied) {
         (Value::Object(live), Value::Object(applied)) if !ty.is_atomic_object() => {
             let mut out = live.clone();
             for (name, value) in applied {
                 let inner = ty.member(name).unwrap_or_else(|| Schema::unknown().root());
-                let joined = live.get(name).map_or_else(|| value.clone(), |live| merged(inner, live, value));
-                out.insert(name.clone(), joined);
+                let merged = live.get(name).map_or_else(|| value.clone(), |live| merge_values(inner, live, value));
+                out.insert(name.clone(), merged);
             }
             Value::Object(out)
         }
         (Value::Array(live), Value::Array(applied)) if *ty.list_type() != ListType::Atomic => {
-            Value::Array(merged_list(ty, live, applied))
+            Value::Array(merge_lists(ty, live, applied))
         }
         _ => applied.clone(),
     }
 }
 
-/// Elements both sides have come in the applied order. Those only the live list has stay before the shared element they
-/// preceded, and before what is new there.
-fn merged_list(ty: TypeRef<'_>, live: &[Value], applied: &[Value]) -> Vec<Value> {
+/// Elements of both lists are in the order of `applied`. An element that only `live` has stays before the common element
+/// that it preceded, and before new elements at this position.
+fn merge_lists(ty: TypeRef<'_>, live: &[Value], applied: &[Value]) -> Vec<Value> {
     let steps = |list: &[Value]| list.iter().enumerate().map(|(i, v)| list_element_step(ty, i, v)).collect::<Vec<_>>();
     let (live_steps, applied_steps) = (steps(live), steps(applied));
     let live_at: HashMap<&str, usize> = live_steps.iter().enumerate().map(|(i, s)| (&**s, i)).collect();
@@ -51,7 +51,7 @@ fn merged_list(ty: TypeRef<'_>, live: &[Value], applied: &[Value]) -> Vec<Value>
         match live_at.get(&**step) {
             None => out.push(value.clone()),
             Some(found) => {
-                out.push(merged(ty.element(), &live[*found], value));
+                out.push(merge_values(ty.element(), &live[*found], value));
                 shared.next();
             }
         }
@@ -60,7 +60,7 @@ fn merged_list(ty: TypeRef<'_>, live: &[Value], applied: &[Value]) -> Vec<Value>
     out
 }
 
-/// The value without the places in the set. What becomes empty by that becomes null.
+/// The value without the fields in the set. An object or list that becomes empty becomes null.
 pub(super) fn without(ty: TypeRef<'_>, value: &Value, set: &FieldSet) -> Value {
     match value {
         Value::Object(fields) if !fields.is_empty() && !ty.is_atomic_object() => {
@@ -94,7 +94,7 @@ pub(super) fn without(ty: TypeRef<'_>, value: &Value, set: &FieldSet) -> Value {
     }
 }
 
-/// The set with every declared field that has something children it. Taking such a field out takes out the struct, too.
+/// Adds to the set every declared field of which it contains inner fields. Removing such a field removes the whole struct.
 pub(super) fn with_structs(ty: TypeRef<'_>, set: &FieldSet) -> FieldSet {
     let mut out = FieldSet::default();
     for (step, node) in set.iter() {
@@ -112,12 +112,12 @@ pub(super) fn with_structs(ty: TypeRef<'_>, set: &FieldSet) -> FieldSet {
     out
 }
 
-/// All fields of a value, structs included.
+/// All fields of a value, including structs.
 pub(super) fn all_fields(ty: TypeRef<'_>, value: &Value) -> FieldSet {
     with_structs(ty, &fields_at(ty, value).children)
 }
 
-/// Is what a client applies of the right shape? Says where not.
+/// Checks that a configuration matches the schema. The error contains the path of the first mismatch.
 pub(super) fn check(ty: TypeRef<'_>, value: &Value, path: &str) -> Result<(), String> {
     let wrong = |wanted: &str| Err(format!("{path}: expected {wanted}, got {value}"));
     match (ty.def, value) {
@@ -141,17 +141,17 @@ pub(super) fn check(ty: TypeRef<'_>, value: &Value, path: &str) -> Result<(), St
         }
         (TypeDef::Struct { .. } | TypeDef::Map { .. }, _) => wrong("map"),
         (TypeDef::List { list_type, .. }, Value::Array(elements)) => {
-            let mut seen = HashSet::new();
+            let mut steps = HashSet::new();
             for (i, element) in elements.iter().enumerate() {
                 let step = list_element_step(ty, i, element);
-                let shown = path_of(&step, i);
+                let shown = element_path(&step, i);
                 if matches!(list_type, ListType::Map(_)) && step.starts_with("i:") {
                     return Err(format!(
                         "{path}: element {i}: associative list with keys has an element that omits key field"
                     ));
                 }
                 check(ty.element(), element, &format!("{path}{shown}"))?;
-                if *list_type != ListType::Atomic && !seen.insert(step) {
+                if *list_type != ListType::Atomic && !steps.insert(step) {
                     return Err(format!("{path}: duplicate entries for key {shown}"));
                 }
             }
@@ -161,7 +161,8 @@ pub(super) fn check(ty: TypeRef<'_>, value: &Value, path: &str) -> Result<(), St
     }
 }
 
-fn path_of(step: &str, index: usize) -> String {
+/// The path of a list element in the form of error messages.
+fn element_path(step: &str, index: usize) -> String {
     let mut set = FieldSet::default();
     set.insert(step, super::set::FieldNode { included: true, children: FieldSet::default() });
     set.paths().pop().unwrap_or_else(|| format!("[{index}]"))
@@ -187,27 +188,27 @@ mod tests {
             (&["x", "a", "y", "b"], &["b", "a"], &["x", "y", "b", "a"]),
             (&[], &["a"], &["a"]),
         ] {
-            let got = merged(schema.root(), &list(live), &list(applied));
+            let got = merge_values(schema.root(), &list(live), &list(applied));
             assert_eq!(got, list(want), "{live:?} {applied:?}");
         }
     }
 
     #[test]
-    fn atomic_parts_are_replaced_and_others_joined() {
+    fn atomic_fields_are_replaced_and_others_merged() {
         let schema = Schema::of::<Pod>();
         let live = json!({ "spec": { "nodeSelector": { "a": "1" }, "tolerations": [{ "key": "x" }],
             "containers": [{ "name": "c", "image": "1", "env": [{ "name": "A", "value": "1" }] }] } });
         let applied = json!({ "spec": { "nodeSelector": { "b": "1" }, "tolerations": [],
             "containers": [{ "name": "c", "env": [{ "name": "B", "value": "2" }] }] } });
         assert_eq!(
-            merged(schema.root(), &live, &applied),
+            merge_values(schema.root(), &live, &applied),
             json!({ "spec": { "nodeSelector": { "b": "1" }, "tolerations": [], "containers": [
                 { "name": "c", "image": "1", "env": [{ "name": "A", "value": "1" }, { "name": "B", "value": "2" }] }] } })
         );
     }
 
     #[test]
-    fn what_is_applied_must_fit() {
+    fn a_configuration_must_match_the_schema() {
         let schema = Schema::of::<Pod>();
         let container = |fields: Value| json!({ "spec": { "containers": [fields] } });
         for (value, want) in [

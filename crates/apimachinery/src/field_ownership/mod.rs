@@ -1,7 +1,8 @@
-//! Who owns which field: `metadata.managedFields`, and server-side apply, which is decided by it.
+//! Field ownership: which manager owns which field (`metadata.managedFields`), and server-side apply, which follows from
+//! it.
 //!
-//! Everything here is pure. An object is looked at as JSON, through its schema; what is stored is the typed object
-//! the result decodes to.
+//! Everything here is pure. Objects are JSON values with a schema. The caller decodes the result into the typed object and
+//! stores that.
 
 pub mod apply;
 pub mod compare;

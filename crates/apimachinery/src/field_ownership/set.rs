@@ -1,5 +1,5 @@
-//! A set of fields of an object, as `metadata.managedFields` writes it: a tree whose steps are `f:<field>`,
-//! `k:<keys of a list element>`, `v:<value in a list>` and `i:<index>`.
+//! A set of fields of an object in the structure of `fieldsV1` of `metadata.managedFields`: a tree with the path steps
+//! `f:<field>`, `k:<keys of a list element>`, `v:<value of a list element>` and `i:<index of a list element>`.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FieldSet(BTreeMap<Box<str>, FieldNode>);
 
-/// A place in the tree: is the place itself in the set, and what is children it?
+/// A path in the tree: whether the set includes it, and the paths below it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FieldNode {
     pub included: bool,
@@ -26,12 +26,13 @@ impl FieldNode {
     }
 }
 
+/// The path step of a field.
 pub fn field_step(name: &str) -> Box<str> {
     format!("f:{name}").into()
 }
 
 impl FieldSet {
-    /// A set of whole fields, each given as a path of names.
+    /// The set of these paths, each a list of field names.
     pub fn from_paths(paths: &[&[&str]]) -> Self {
         let mut result = Self::default();
         for path in paths {
@@ -57,7 +58,7 @@ impl FieldSet {
         self.0.iter().map(|(step, node)| (&**step, node))
     }
 
-    /// Puts what is known about a step; nothing is not put.
+    /// Inserts the node at a step, unless the node is empty.
     pub fn insert(&mut self, step: &str, node: FieldNode) {
         if !node.is_empty() {
             self.0.insert(step.into(), node);
@@ -73,7 +74,7 @@ impl FieldSet {
         self
     }
 
-    /// Takes the places of the other set out, in place. What is children such a place stays.
+    /// As `difference`, in place.
     pub fn subtract(&mut self, other: &Self) {
         for (step, theirs) in &other.0 {
             let Some(ours) = self.0.get_mut(step) else { continue };
@@ -92,7 +93,7 @@ impl FieldSet {
         })
     }
 
-    /// Without the places in the other set. What is children such a place stays.
+    /// The set without the paths that the other set includes. Paths below them stay.
     pub fn difference(&self, other: &Self) -> Self {
         self.combined(other, |ours, theirs| match theirs {
             None => ours.clone(),
@@ -102,7 +103,7 @@ impl FieldSet {
         })
     }
 
-    /// Without the places in the other set and everything children them.
+    /// The set without the paths that the other set includes, and without everything below them.
     pub fn without_subtrees(&self, other: &Self) -> Self {
         self.combined(other, |ours, theirs| match theirs {
             None => ours.clone(),
@@ -124,7 +125,7 @@ impl FieldSet {
         serde_json::to_value(self).unwrap_or_default()
     }
 
-    /// What a client calls a set may be anything; only what is one is kept.
+    /// Decodes the set that a client sent. Invalid steps are ignored.
     pub fn from_value(value: &Value) -> Self {
         let mut result = Self::default();
         for (step, inner) in value.as_object().into_iter().flatten() {
@@ -137,7 +138,7 @@ impl FieldSet {
         result
     }
 
-    /// Every place as the API prints it: `.spec.containers[name="a"].image`.
+    /// All paths of the set, in the form of messages: `.spec.containers[name="a"].image`.
     pub fn paths(&self) -> Vec<String> {
         fn collect(set: &FieldSet, prefix: &str, out: &mut Vec<String>) {
             for (step, node) in &set.0 {
@@ -154,7 +155,7 @@ impl FieldSet {
     }
 }
 
-/// Stands for the place itself where there is something children it.
+/// The step that says that the set includes the path itself, if it contains paths below, too.
 const SELF_MARKER: &str = ".";
 
 impl Serialize for FieldSet {
@@ -221,7 +222,7 @@ impl FieldNode {
     }
 }
 
-/// The one way a step is written: keys sorted, no spaces.
+/// The canonical form of a step: sorted keys, no spaces. `None` if the step is invalid.
 fn canonical(step: &str) -> Option<Box<str>> {
     let (kind, rest) = step.split_once(':')?;
     match kind {
@@ -233,14 +234,17 @@ fn canonical(step: &str) -> Option<Box<str>> {
     }
 }
 
+/// The path step of an element of a list of type map.
 pub fn key_step(keys: Map<String, Value>) -> Box<str> {
     format!("k:{}", Value::Object(keys)).into()
 }
 
+/// The path step of an element of a list of type set.
 pub fn value_step(value: &Value) -> Box<str> {
     format!("v:{value}").into()
 }
 
+/// A step in the form of messages.
 fn format_step(step: &str) -> String {
     match step.split_once(':') {
         Some(("k", keys)) => {
@@ -263,12 +267,12 @@ mod tests {
 
     fn set(value: Value) -> FieldSet {
         let set = FieldSet::from_value(&value);
-        assert_eq!(serde_json::from_str::<FieldSet>(&value.to_string()).unwrap(), set, "as a value and as a text");
+        assert_eq!(serde_json::from_str::<FieldSet>(&value.to_string()).unwrap(), set, "from a value and from JSON");
         set
     }
 
     #[test]
-    fn a_set_is_written_the_way_it_was_read() {
+    fn decoding_and_encoding_a_set_gives_the_same_json() {
         let written = json!({
             "f:data": { ".": {}, "f:k": {} },
             "f:metadata": { "f:finalizers": { ".": {}, "v:\"example.com/f\"": {} } },
@@ -292,11 +296,15 @@ mod tests {
             ("intersection", a.intersection(&b), json!({ "f:a": { "f:x": {} } })),
             ("difference", a.difference(&b), json!({ "f:a": { ".": {}, "f:y": {} }, "f:b": {} })),
             (
-                "a place leaves without what is children it",
+                "a path is removed without the paths below it",
                 a.difference(&set(json!({ "f:a": {} }))),
                 json!({ "f:a": { "f:x": {}, "f:y": {} }, "f:b": {} }),
             ),
-            ("or with it", a.without_subtrees(&FieldSet::from_paths(&[&["a"]])), json!({ "f:b": {} })),
+            (
+                "a path is removed with the paths below it",
+                a.without_subtrees(&FieldSet::from_paths(&[&["a"]])),
+                json!({ "f:b": {} }),
+            ),
         ] {
             assert_eq!(got.to_value(), want, "{case}");
         }
@@ -308,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_shown_as_paths() {
+    fn paths_have_the_form_of_messages() {
         let set = set(json!({
             "f:spec": { "f:ports": { "k:{\"port\":80,\"protocol\":\"TCP\"}": { ".": {}, "f:name": {} } } },
             "f:metadata": { "f:finalizers": { "v:\"a/b\"": {} } },

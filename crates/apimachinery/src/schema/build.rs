@@ -1,4 +1,4 @@
-//! From an OpenAPI description to a [`Schema`].
+//! Builds a [`Schema`] from OpenAPI definitions.
 
 use std::collections::HashMap;
 
@@ -10,16 +10,17 @@ use super::builtin::{DEFINITION_REF_PREFIX, OpenApiDefinitions};
 use super::{FieldDef, ListMapKey, ListType, PatchStrategy, Scalar, Schema, TypeDef, TypeId};
 use super::{merge_rules, zero_values};
 
-/// Whose description it is: what an object without properties may hold differs.
+/// Where a definition comes from. It decides what an object without properties may contain.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SchemaSource {
-    /// The Go types: such an object is opaque data.
+    /// A built-in type: such an object may contain anything, and is atomic.
     Builtin,
-    /// A custom resource definition: nothing but what it declares survives.
+    /// A CustomResourceDefinition: undeclared fields are not allowed.
     Custom,
 }
 
 impl Schema {
+    /// The schema of a built-in kind.
     pub fn of<T: JsonSchema>() -> Self {
         let mut definitions = OpenApiDefinitions::new();
         let name = definitions.add::<T>();
@@ -43,7 +44,7 @@ impl Schema {
     }
 }
 
-/// What every object has, whatever its definition declares.
+/// Adds `apiVersion`, `kind` and `metadata`, which every object has.
 fn add_object_fields(properties: &mut Map<String, Value>, meta: &str) {
     properties.insert("apiVersion".into(), json!({ "type": "string" }));
     properties.insert("kind".into(), json!({ "type": "string" }));
@@ -77,7 +78,7 @@ impl Builder {
             let id = self.reserve();
             return self.fill(id, name, &json!({}), SchemaSource::Builtin);
         };
-        // A field may treat the type it refers to differently from the rest.
+        // A field can override the map type of the type that it refers to. The result is a type of its own.
         if let Some(map_type) = schema.get("x-kubernetes-map-type") {
             definition["x-kubernetes-map-type"] = map_type.clone();
             let id = self.reserve();
@@ -95,7 +96,7 @@ impl Builder {
         self.fill(id, name, &definition, SchemaSource::Builtin)
     }
 
-    /// Takes the position first, so that a type can refer to itself and the root comes first.
+    /// Allocates an index before the type is built: a recursive type needs its own index, and the root must be the first.
     fn reserve(&mut self) -> TypeId {
         self.types.push(TypeDef::Untyped { atomic: false });
         (self.types.len() - 1) as TypeId
@@ -176,7 +177,7 @@ impl Builder {
                     .map(|name| ListMapKey { name: name.into(), default: self.default(&schema["items"], name) })
                     .collect();
                 keys.sort_by(|a, b| a.name.cmp(&b.name));
-                // Elements without fields cannot be told apart.
+                // Elements without fields have no keys.
                 match self.types.get(element as usize) {
                     Some(TypeDef::Struct { .. } | TypeDef::Map { .. } | TypeDef::Untyped { .. })
                         if !keys.is_empty() =>
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_knows_how_its_lists_are_joined() {
+    fn the_schema_of_a_pod_has_list_and_map_types() {
         let pod = Schema::of::<Pod>();
         let keys = |path: &str| match walk(&pod, path).list_type() {
             ListType::Map(keys) => keys.iter().map(|k| k.name.clone()).collect::<Vec<_>>().join(","),
@@ -266,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_can_treat_its_type_differently() {
+    fn a_field_can_override_the_map_type_of_its_type() {
         let volume = Schema::of::<PersistentVolume>();
         assert!(!walk(&volume, "spec.claimRef").is_atomic_object(), "binding writes its parts separately");
         assert!(walk(&volume, "spec.nodeAffinity.required").is_atomic_object());
@@ -283,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_custom_resource_is_what_its_definition_says() {
+    fn a_custom_resource_has_the_types_of_its_definition() {
         let schema = Schema::from_open_api(&json!({
             "type": "object",
             "properties": {

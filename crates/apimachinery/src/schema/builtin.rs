@@ -1,5 +1,5 @@
-//! The OpenAPI definitions of the built-in types: properties and descriptions come from the types themselves, how to
-//! join them from `merge_rules`. Generated when asked for and not kept: with their descriptions they are large.
+//! The OpenAPI definitions of the built-in types. Properties and descriptions come from the Rust types, the Kubernetes
+//! extensions from `merge_rules`. The definitions are large, so that they are generated for each use and not cached.
 
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
@@ -7,9 +7,10 @@ use serde_json::{Map, Value, json};
 
 use super::merge_rules;
 
+/// The beginning of a `$ref` to a definition.
 pub const DEFINITION_REF_PREFIX: &str = "#/components/schemas/";
 
-/// Collects the definitions of some kinds; types they share are there once.
+/// Collects the OpenAPI definitions of kinds. A type that several kinds use is contained once.
 pub struct OpenApiDefinitions {
     generator: SchemaGenerator,
 }
@@ -24,17 +25,18 @@ impl OpenApiDefinitions {
         Self { generator: settings.into_generator() }
     }
 
-    /// The name of the type's definition.
+    /// Adds the definition of a type and returns its name.
     pub fn add<T: JsonSchema>(&mut self) -> String {
         self.generator.subschema_for::<T>();
         T::schema_name().into_owned()
     }
 
-    /// A description that comes from elsewhere: a custom resource's. It may refer to types that were added.
-    pub fn insert(&mut self, name: &str, description: Value) {
-        self.generator.definitions_mut().insert(name.to_owned(), description);
+    /// Adds the definition of a custom resource. It may refer to types that were added.
+    pub fn insert(&mut self, name: &str, definition: Value) {
+        self.generator.definitions_mut().insert(name.to_owned(), definition);
     }
 
+    /// Returns all definitions by name.
     pub fn finish(mut self) -> Map<String, Value> {
         let mut all: Map<String, Value> = self.generator.take_definitions(false).into_iter().collect();
         for (name, definition) in &mut all {
@@ -44,10 +46,10 @@ impl OpenApiDefinitions {
     }
 }
 
-/// Adds to a definition what its type does not say.
+/// Adds what the Rust type does not contain: Kubernetes extensions, defaults of list keys and embedded structs.
 fn add_extensions(type_name: &str, definition: &mut Value) {
     if type_name == "apiextensions.v1.JSON" {
-        // Any value, not only an object: clients that check by this would refuse the others.
+        // Any JSON value is allowed. With the type `object` clients would refuse other values.
         definition.as_object_mut().map(|d| d.remove("type"));
         return;
     }

@@ -1,36 +1,36 @@
-//! What the types of the built-in kinds do not say: how lists and maps are joined. One row per exception: a list not
-//! named here is atomic and replaced whole, an object is joined field by field.
+//! How lists and maps of the built-in kinds are merged; the Rust types do not contain this. The tables list the exceptions:
+//! any other list is atomic and is replaced by patches, any other object is merged field by field.
 
 use serde_json::{Value, json};
 
-/// The exceptional treatment of a field.
+/// How a field is merged, if it is an exception.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MergeRule {
-    /// A list told apart by these fields and patched by the first of them.
+    /// A list of type map with these keys. A strategic merge patch merges by the first key.
     ListMap(&'static [&'static str]),
-    /// The same, and a patch's elements keep only what it lists.
+    /// As `ListMap`, with the patch strategy retainKeys in addition.
     ListMapRetainKeys(&'static [&'static str]),
-    /// Told apart by these fields for ownership, but a patch replaces the list.
+    /// A list of type map with these keys that a strategic merge patch replaces.
     ListMapReplaced(&'static [&'static str]),
-    /// One value for ownership, but a patch joins by this field.
+    /// An atomic list that a strategic merge patch merges by this field.
     AtomicMergedBy(&'static str),
-    /// Each value once, and a patch adds to it.
+    /// A list of type set that a strategic merge patch merges.
     SetMerged,
-    /// Each value once, but a patch replaces the list.
+    /// A list of type set that a strategic merge patch replaces.
     Set,
-    /// An object that is one value.
+    /// An atomic object.
     AtomicMap,
-    /// An object joined field by field although its type is one value.
+    /// An object that is merged field by field although its type is atomic.
     GranularMap,
-    /// A patch's object keeps only what it lists.
+    /// An object with the patch strategy retainKeys.
     RetainKeys,
 }
 
 impl MergeRule {
-    /// The same in the words of OpenAPI, to be added to the field.
+    /// The OpenAPI extensions of the field.
     pub(super) fn extensions(self) -> Value {
         let keyed = |keys: &[&str]| json!({ "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": keys });
-        let mut found = match self {
+        let mut extensions = match self {
             Self::ListMap(keys) | Self::ListMapRetainKeys(keys) | Self::ListMapReplaced(keys) => keyed(keys),
             Self::AtomicMergedBy(_) => json!({ "x-kubernetes-list-type": "atomic" }),
             Self::SetMerged | Self::Set => json!({ "x-kubernetes-list-type": "set" }),
@@ -44,19 +44,19 @@ impl MergeRule {
             Self::AtomicMergedBy(key) => ("merge", Some(key)),
             Self::SetMerged => ("merge", None),
             Self::RetainKeys => ("retainKeys", None),
-            Self::ListMapReplaced(_) | Self::Set | Self::AtomicMap | Self::GranularMap => return found,
+            Self::ListMapReplaced(_) | Self::Set | Self::AtomicMap | Self::GranularMap => return extensions,
         };
-        found["x-kubernetes-patch-strategy"] = strategy.into();
+        extensions["x-kubernetes-patch-strategy"] = strategy.into();
         if let Some(key) = key {
-            found["x-kubernetes-patch-merge-key"] = key.into();
+            extensions["x-kubernetes-patch-merge-key"] = key.into();
         }
-        found
+        extensions
     }
 }
 
 use MergeRule::*;
 
-/// By type, without the part all types of Kubernetes share, and by field.
+/// By type and field. The type names are those of [`short_type_name`].
 const MERGE_RULES: &[(&str, &str, MergeRule)] = &[
     ("apps.v1.DaemonSetStatus", "conditions", ListMap(&["type"])),
     ("apps.v1.DeploymentSpec", "strategy", RetainKeys),
@@ -124,7 +124,7 @@ const MERGE_RULES: &[(&str, &str, MergeRule)] = &[
     ("meta.v1.ObjectMeta", "ownerReferences", ListMap(&["uid"])),
 ];
 
-/// Structs that are one value wherever they stand.
+/// Structs that are atomic in every field.
 const ATOMIC_STRUCTS: &[&str] = &[
     "core.v1.ConfigMapKeySelector",
     "core.v1.FileKeySelector",
@@ -144,7 +144,7 @@ const ATOMIC_STRUCTS: &[&str] = &[
     "rbac.v1.Subject",
 ];
 
-/// Structs held by value besides every kind's `metadata`, `spec` and `status`.
+/// Fields that the Go type holds by value, in addition to `metadata`, `spec` and `status` of every kind.
 const EMBEDDED_STRUCTS: &[(&str, &str)] = &[
     ("apps.v1.DaemonSetSpec", "template"),
     ("apps.v1.DaemonSetSpec", "updateStrategy"),
@@ -173,14 +173,14 @@ const EMBEDDED_STRUCTS: &[(&str, &str)] = &[
     ("apiextensions.v1.CustomResourceDefinitionStatus", "acceptedNames"),
 ];
 
-/// Values that keys of a list have when they are left out.
+/// The defaults of list map keys.
 const KEY_DEFAULTS: &[(&str, &str, &str)] =
     &[("core.v1.ContainerPort", "protocol", "TCP"), ("core.v1.ServicePort", "protocol", "TCP")];
 
 /// A type's name without its package prefix: `core.v1.Pod`.
 pub(super) fn short_type_name(type_name: &str) -> &str {
     let mut dots = type_name.rmatch_indices('.');
-    dots.nth(2).map_or(type_name, |(at, _)| &type_name[at + 1..])
+    dots.nth(2).map_or(type_name, |(dot, _)| &type_name[dot + 1..])
 }
 
 pub(super) fn merge_rule(type_name: &str, field: &str) -> Option<MergeRule> {
@@ -208,7 +208,7 @@ mod tests {
     use super::super::{ListType, Scalar, Schema, TypeDef, TypeRef};
     use super::*;
 
-    /// Two values of a type that share nothing a list could tell them apart by.
+    /// Two values of a type that differ in every scalar, so that no key of a list is the same in both.
     fn values(ty: TypeRef<'_>, depth: usize) -> Option<[Value; 2]> {
         Some(match ty.def {
             TypeDef::Scalar(Scalar::String | Scalar::MicroTime) => {
@@ -233,7 +233,7 @@ mod tests {
         })
     }
 
-    /// Merges two objects that differ in one list; does the list grow, as the table says?
+    /// Merges two objects that differ in one list, and checks that the list grows exactly if the table says so.
     fn check<T: DeepMerge + Serialize + DeserializeOwned>(
         ty: TypeRef<'_>,
         path: &mut Vec<String>,
@@ -258,7 +258,7 @@ mod tests {
                             one.merge_from(two);
                             let merged = serde_json::to_value(&one).unwrap();
                             let grown = merged.pointer(&pointer).unwrap().as_array().unwrap().len() == 2;
-                            // The real lists are atomic; these types patch or merge them all the same.
+                            // Some lists are atomic, but have a patch strategy; `DeepMerge` follows the latter.
                             let patched = field.patch_strategy != super::super::PatchStrategy::Plain;
                             let expected = *member.list_type() != ListType::Atomic || patched;
                             let exception = pointer.ends_with("/volumeClaimTemplates");
@@ -266,7 +266,7 @@ mod tests {
                             checked.push(pointer);
                         }
                     }
-                    // Inside a list that is replaced whole nothing is merged.
+                    // The elements of an atomic list are not merged.
                     if *member.list_type() != ListType::Atomic {
                         path.push("0".into());
                         check::<T>(member.element(), path, &|v| wrapped(json!([v])), checked);

@@ -1,31 +1,32 @@
-//! The shape of a kind: what may stand where, and how two versions of it are joined. FieldDef ownership, server-side
-//! apply, strategic merge and the published OpenAPI all read this; none of them knows a kind by name.
+//! The schema of a kind: the type of each field, and how lists and maps are merged. Field ownership, server-side apply,
+//! strategic merge patches and strict decoding use it, so that none of them contains rules of single kinds.
 //!
-//! Built-in kinds get theirs from their types (`builtin`) and the table in `merge_rules`; a custom resource gets one from
-//! its definition through [`Schema::from_open_api`].
+//! The schema of a built-in kind is derived from its Rust type ([`builtin`]) and the tables in `merge_rules` and
+//! `zero_values`. The schema of a custom resource comes from its definition ([`Schema::from_open_api`]).
 
 pub mod build;
 pub mod builtin;
 mod merge_rules;
 mod zero_values;
 
-/// Position of a type in its schema.
+/// The index of a type in its schema.
 pub type TypeId = u32;
 
-/// Types by position; the kind itself is the first. Recursive types refer back to their own position.
+/// All types of a kind. The first is the type of the object itself. A recursive type contains its own index.
 #[derive(Debug)]
 pub struct Schema {
     types: Vec<TypeDef>,
 }
 
+/// A type. An `atomic` value is merged and owned as a whole.
 #[derive(Debug, PartialEq)]
 pub enum TypeDef {
     Scalar(Scalar),
     Struct {
-        /// By name.
+        /// Sorted by name.
         fields: Vec<FieldDef>,
         atomic: bool,
-        /// Fields beside the declared ones are data, of this type.
+        /// The type of members that are not declared in `fields`. `None` if such members are not allowed.
         additional: Option<TypeId>,
     },
     Map {
@@ -36,7 +37,7 @@ pub enum TypeDef {
         element: TypeId,
         list_type: ListType,
     },
-    /// Nothing is known: an object or a list is what it looks like. Objects are joined by key unless atomic.
+    /// Any value. Objects are merged by key unless atomic; lists are atomic.
     Untyped {
         atomic: bool,
     },
@@ -54,14 +55,14 @@ pub enum Scalar {
     MicroTime,
 }
 
-/// How the elements of a list are told apart.
+/// What identifies an element of a list (`x-kubernetes-list-type`).
 #[derive(Clone, Debug, PartialEq)]
 pub enum ListType {
-    /// Not at all: the list is one value.
+    /// Nothing: the list is merged and owned as a whole.
     Atomic,
-    /// Each value at most once.
+    /// Its value. Each value occurs at most once.
     Set,
-    /// By the values of these fields, sorted by name; a field left out counts as its default.
+    /// The values of these fields, which are sorted by name. A missing field has the default of its key.
     Map(Vec<ListMapKey>),
 }
 
@@ -71,19 +72,20 @@ pub struct ListMapKey {
     pub default: Option<serde_json::Value>,
 }
 
+/// A declared field of a struct.
 #[derive(Debug, PartialEq)]
 pub struct FieldDef {
     pub name: Box<str>,
     pub type_id: TypeId,
     pub patch_strategy: PatchStrategy,
-    /// The field is there even if nothing was given: a struct held by value. What is inside can be owned, the field
-    /// itself cannot.
+    /// The Go type holds this struct by value, so that it always exists. Its inner fields can be owned, the field itself
+    /// cannot.
     pub embedded: bool,
-    /// Empty, zero or false is the same as left out.
+    /// An empty, zero or false value is the same as a missing field, and is not stored.
     pub omits_zero: bool,
 }
 
-/// What a strategic merge does with a field.
+/// How a strategic merge patch changes a field (`x-kubernetes-patch-strategy`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum PatchStrategy {
     /// Objects are merged, lists are replaced.
@@ -91,15 +93,15 @@ pub enum PatchStrategy {
     Plain,
     /// Elements of a list are merged by the value of this field.
     MergeByKey(Box<str>),
-    /// Elements are primitives, each at most once.
+    /// The elements of a list are scalars. Those of the patch are added unless the list contains them.
     MergeSet,
-    /// Elements are merged by this field; those the patch sends keep only the fields it lists.
+    /// As `MergeByKey`. An element keeps only the fields that the patch lists in `$retainKeys`.
     MergeByKeyRetainKeys(Box<str>),
-    /// An object that keeps only the fields the patch lists.
+    /// An object that keeps only the fields that the patch lists in `$retainKeys`.
     RetainKeys,
 }
 
-/// The schema of a part of an object, or of an object of which nothing is known.
+/// A type together with its schema, which contains the types of its fields and elements.
 #[derive(Clone, Copy)]
 pub struct TypeRef<'a> {
     schema: &'a Schema,
@@ -111,11 +113,12 @@ static UNTYPED: TypeDef = TypeDef::Untyped { atomic: false };
 static UNTYPED_ATOMIC: TypeDef = TypeDef::Untyped { atomic: true };
 
 impl Schema {
-    /// For objects whose shape nobody has described: objects are joined by key, lists are one value.
+    /// The schema that allows everything. Objects are merged by key, lists are atomic.
     pub fn unknown() -> &'static Schema {
         &UNKNOWN
     }
 
+    /// The type of the object itself.
     pub fn root(&self) -> TypeRef<'_> {
         TypeRef { schema: self, def: self.types.first().unwrap_or(&UNTYPED) }
     }
@@ -127,16 +130,17 @@ impl<'a> TypeRef<'a> {
         TypeRef { schema: self.schema, def }
     }
 
+    /// The declared field of this name. `None` for undeclared names and for types without declared fields.
     pub fn declared(&self, name: &str) -> Option<&'a FieldDef> {
         match self.def {
             TypeDef::Struct { fields, .. } => {
-                fields.binary_search_by(|f| (*f.name).cmp(name)).ok().and_then(|at| fields.get(at))
+                fields.binary_search_by(|f| (*f.name).cmp(name)).ok().and_then(|index| fields.get(index))
             }
             _ => None,
         }
     }
 
-    /// The type of a member of an object: declared, or what the object holds beside. `None` if it may not be there.
+    /// The type of a member of an object, declared or additional. `None` if the type does not allow this member.
     pub fn member(&self, name: &str) -> Option<TypeRef<'a>> {
         match self.def {
             TypeDef::Struct { additional, .. } => {
@@ -161,7 +165,7 @@ impl<'a> TypeRef<'a> {
         TypeRef { schema: self.schema, def: if atomic { &UNTYPED_ATOMIC } else { &UNTYPED } }
     }
 
-    /// Fields that are there even if nothing was given.
+    /// The fields that always exist; see [`FieldDef::embedded`].
     pub fn embedded(&self) -> impl Iterator<Item = &'a FieldDef> + use<'a> {
         let fields: &[FieldDef] = match self.def {
             TypeDef::Struct { fields, .. } => fields,
@@ -170,7 +174,7 @@ impl<'a> TypeRef<'a> {
         fields.iter().filter(|f| f.embedded)
     }
 
-    /// Is a value of this type one thing, whatever is in it?
+    /// Returns true if a value of this type is merged and owned as a whole. Scalars and lists are no objects: true.
     pub fn is_atomic_object(&self) -> bool {
         match self.def {
             TypeDef::Struct { atomic, .. } | TypeDef::Map { atomic, .. } | TypeDef::Untyped { atomic } => *atomic,
@@ -178,11 +182,12 @@ impl<'a> TypeRef<'a> {
         }
     }
 
-    /// Is this the type of objects whose fields are all declared?
+    /// Returns true for objects with a known type. In these a member without a type is an unknown field.
     pub fn is_object(&self) -> bool {
         matches!(self.def, TypeDef::Struct { .. } | TypeDef::Map { .. })
     }
 
+    /// What identifies the elements of a list; `Atomic` for types other than lists.
     pub fn list_type(&self) -> &'a ListType {
         static ATOMIC: ListType = ListType::Atomic;
         match self.def {

@@ -1,12 +1,12 @@
-//! Zeros: values that say nothing. Most optional fields of the built-in kinds are left out when they are empty, zero or
-//! false, so a client that writes `hostNetwork: false` reads it back as absent, and has changed nothing by it. Fields for
-//! which a zero differs from silence are in the table.
+//! Zero values that are not stored. Most optional fields of the built-in kinds have `omitempty` in Go: a client that sends
+//! `hostNetwork: false` reads an object without this field, and has not changed the object. The table lists the optional
+//! fields for which a zero value differs from a missing one.
 
 use serde_json::Value;
 
 use super::{Scalar, TypeDef, TypeRef};
 
-/// By type and field: `0`, `false` or an empty list is kept as it was sent.
+/// By type: the optional fields whose zero values are stored (pointers and fields without `omitempty` in Go).
 const SIGNIFICANT_ZEROS: &[(&str, &[&str])] = &[
     ("apiextensions.v1.CustomResourceDefinitionVersion", &["deprecationWarning"]),
     ("apiextensions.v1.CustomResourceSubresourceScale", &["labelSelectorPath"]),
@@ -196,7 +196,7 @@ pub(super) fn is_zero_significant(type_name: &str, field: &str) -> bool {
 }
 
 impl TypeRef<'_> {
-    /// Takes out of a value of this type what says nothing.
+    /// Removes from a value of this type the zero values that are not stored.
     pub fn remove_zero_values(&self, value: &mut Value) {
         match value {
             Value::Object(members) => {
@@ -238,13 +238,13 @@ mod tests {
     use super::super::Schema;
     use super::*;
 
-    fn left<T: JsonSchema>(mut value: Value) -> Value {
+    fn without_zeros<T: JsonSchema>(mut value: Value) -> Value {
         Schema::of::<T>().root().remove_zero_values(&mut value);
         value
     }
 
     #[test]
-    fn what_says_nothing_is_left_out_and_what_means_something_stays() {
+    fn zero_values_are_removed_unless_the_table_lists_them() {
         let pod = json!({
             "metadata": { "name": "p", "labels": {}, "annotations": { "empty": "" } },
             "spec": {
@@ -262,17 +262,17 @@ mod tests {
                 "securityContext": { "runAsUser": 0 },
             },
         });
-        assert_eq!(left::<Pod>(pod), want);
+        assert_eq!(without_zeros::<Pod>(pod), want);
         let class = json!({ "spec": { "storageClassName": "" } });
-        assert_eq!(left::<PersistentVolume>(class.clone()), json!({ "spec": {} }));
-        assert_eq!(left::<PersistentVolumeClaim>(class.clone()), class, "a claim without class asks for none");
+        assert_eq!(without_zeros::<PersistentVolume>(class.clone()), json!({ "spec": {} }));
+        assert_eq!(without_zeros::<PersistentVolumeClaim>(class.clone()), class, "a claim without class asks for none");
         let replicas = json!({ "spec": { "replicas": 0, "minReadySeconds": 0 } });
-        assert_eq!(left::<Deployment>(replicas), json!({ "spec": { "replicas": 0 } }));
-        assert_eq!(left::<Role>(json!({ "rules": [] })), json!({ "rules": [] }));
+        assert_eq!(without_zeros::<Deployment>(replicas), json!({ "spec": { "replicas": 0 } }));
+        assert_eq!(without_zeros::<Role>(json!({ "rules": [] })), json!({ "rules": [] }));
     }
 
     #[test]
-    fn the_table_names_fields_that_are_there() {
+    fn the_table_lists_existing_fields_only() {
         use super::super::builtin::OpenApiDefinitions;
         let mut definitions = OpenApiDefinitions::new();
         for kind in crate::test_kinds::all() {
