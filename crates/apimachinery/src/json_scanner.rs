@@ -1,4 +1,4 @@
-//! JSON texts taken apart only as far as needed.
+//! Partial parsing of encoded JSON: reads members and values without building the whole value.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -7,54 +7,55 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// The members of an object, each as its text, sorted by name; nothing for anything but an object.
-pub fn parse_members(text: &str) -> Option<Vec<(Cow<'_, str>, &str)>> {
-    if !text.starts_with('{') {
+/// The members of an object, sorted by name, each with its encoded value. `None` if the JSON is invalid or not an object.
+pub fn parse_members(json: &str) -> Option<Vec<(Cow<'_, str>, &str)>> {
+    if !json.starts_with('{') {
         return None;
     }
-    plain_members(text).or_else(|| any_members(text))
+    plain_members(json).or_else(|| any_members(json))
 }
 
-fn plain_members(text: &str) -> Option<Vec<(Cow<'_, str>, &str)>> {
-    let mut rest = JsonScanner(text.as_bytes());
+fn plain_members(json: &str) -> Option<Vec<(Cow<'_, str>, &str)>> {
+    let mut rest = JsonScanner(json.as_bytes());
     rest.consume(b'{')?;
     let mut found: Vec<(Cow<'_, str>, &str)> = Vec::with_capacity(16);
     while let Some(name) = rest.next_member()? {
         let value = rest.read_value()?;
-        let end = text.len() - rest.0.len();
+        let end = json.len() - rest.0.len();
         let name = std::str::from_utf8(name).ok()?;
-        found.push((Cow::Borrowed(name), text.get(end - value.len()..end)?));
+        found.push((Cow::Borrowed(name), json.get(end - value.len()..end)?));
     }
     let is_sorted = found.is_sorted_by(|(a, _), (b, _)| a < b);
     if !is_sorted {
         found.sort_by(|(a, _), (b, _)| a.cmp(b));
-        // Of members with one name the last would count.
+        // Duplicate names: `any_members` keeps the last of them.
         found.is_sorted_by(|(a, _), (b, _)| a < b).then_some(())?;
     }
     rest.0.is_empty().then_some(found)
 }
 
-fn any_members(text: &str) -> Option<Vec<(Cow<'_, str>, &str)>> {
+fn any_members(json: &str) -> Option<Vec<(Cow<'_, str>, &str)>> {
     #[derive(Deserialize, PartialEq, Eq, PartialOrd, Ord)]
     struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
-    let members: BTreeMap<Name<'_>, &RawValue> = serde_json::from_str(text).ok()?;
+    let members: BTreeMap<Name<'_>, &RawValue> = serde_json::from_str(json).ok()?;
     Some(members.into_iter().map(|(name, value)| (name.0, value.get())).collect())
 }
 
-/// One of the members, by its name.
+/// The encoded value of the member with this name. `members` must be sorted by name.
 pub fn find_member<'a>(members: &[(Cow<'_, str>, &'a str)], name: &str) -> Option<&'a str> {
     let at = members.binary_search_by(|(other, _)| (**other).cmp(name)).ok()?;
     Some(members[at].1)
 }
 
-pub fn parse_value(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_default()
+/// Parses a value. Returns null if it is invalid.
+pub fn parse_value(json: &str) -> Value {
+    serde_json::from_str(json).unwrap_or_default()
 }
 
-/// The text after a merge patch (RFC 7386). What the patch does not mention is copied as it is.
-pub fn apply_merge_patch(text: &str, patch: &Value) -> String {
-    let mut out = String::with_capacity(text.len() + 64);
-    merge(Some(text), patch, &mut out);
+/// Applies a merge patch (RFC 7386) to encoded JSON. Members that the patch does not contain are copied without parsing.
+pub fn apply_merge_patch(json: &str, patch: &Value) -> String {
+    let mut out = String::with_capacity(json.len() + 64);
+    merge(Some(json), patch, &mut out);
     out
 }
 
@@ -99,8 +100,9 @@ fn merge(old: Option<&str>, patch: &Value, out: &mut String) {
     out.push('}');
 }
 
-/// Reads a text as the server and most clients write it: without white space, and without escapes in names. At anything
-/// else it gives up, and `None` says no more than that. It does not see every fault of a text that is no JSON.
+/// Reads JSON in plain form: without white space, and without escapes in names. The server and most clients write this
+/// form. All methods return `None` at anything else; the caller then uses a complete parser. The scanner does not detect
+/// every error of invalid JSON. The field is the rest that was not read yet.
 #[derive(Clone)]
 pub struct JsonScanner<'a>(pub &'a [u8]);
 
@@ -109,12 +111,14 @@ impl<'a> JsonScanner<'a> {
         self.0.first().copied()
     }
 
+    /// Skips this byte.
     pub fn consume(&mut self, byte: u8) -> Option<()> {
         self.0 = self.0.strip_prefix(&[byte])?;
         Some(())
     }
 
-    /// Steps to the next member of an object that was entered, or out of the object if there is none.
+    /// Reads the name of the next member. `Some(None)` at the end of the object, which is then consumed. The caller has
+    /// consumed the `{` and the value of the previous member.
     pub fn next_member(&mut self) -> Option<Option<&'a [u8]>> {
         if self.peek()? == b'}' {
             return self.consume(b'}').map(|()| None);
@@ -127,7 +131,8 @@ impl<'a> JsonScanner<'a> {
         Some(Some(name))
     }
 
-    /// Steps to the next element of a list that was entered, or out of the list if there is none.
+    /// Moves to the next element. `Some(false)` at the end of the list, which is then consumed. The caller has consumed the
+    /// `[` and the previous element.
     pub fn next_element(&mut self) -> Option<bool> {
         if self.peek()? == b']' {
             return self.consume(b']').map(|()| false);
@@ -136,17 +141,17 @@ impl<'a> JsonScanner<'a> {
         Some(true)
     }
 
-    /// Steps over a value, whatever it is.
+    /// Reads a value of any type and returns its bytes.
     pub fn read_value(&mut self) -> Option<&'a [u8]> {
-        let text = self.0;
+        let json = self.0;
         let length = match self.peek()? {
-            b'"' => string_length(text)?,
+            b'"' => string_length(json)?,
             b'{' | b'[' => {
                 let (mut depth, mut at) = (0usize, 0);
                 loop {
-                    match text.get(at)? {
+                    match json.get(at)? {
                         b'"' => {
-                            at += string_length(&text[at..])?;
+                            at += string_length(&json[at..])?;
                             continue;
                         }
                         b'{' | b'[' => depth += 1,
@@ -161,30 +166,31 @@ impl<'a> JsonScanner<'a> {
             }
             _ => {
                 let is_part = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'-' | b'.');
-                text.iter().position(|b| !is_part(b)).unwrap_or(text.len())
+                json.iter().position(|b| !is_part(b)).unwrap_or(json.len())
             }
         };
-        let (value, rest) = text.split_at(length);
+        let (value, rest) = json.split_at(length);
         self.0 = rest;
         Some(value).filter(|v| !v.is_empty())
     }
 }
 
-/// How long the string is that the text begins with, quotes included.
-fn string_length(text: &[u8]) -> Option<usize> {
+/// The length in bytes of the string at the beginning, including its quotes.
+fn string_length(json: &[u8]) -> Option<usize> {
     let mut at = 1;
     loop {
-        at += memchr::memchr2(b'"', b'\\', text.get(at..)?)?;
-        match text[at] {
+        at += memchr::memchr2(b'"', b'\\', json.get(at..)?)?;
+        match json[at] {
             b'"' => return Some(at + 1),
             _ => at += 2,
         }
     }
 }
 
-/// Is a number of this text told from all others by its text? Long ones and those with a fraction may not be.
-pub fn is_plain_integer(text: &[u8]) -> bool {
-    text.len() <= 15 && text.strip_prefix(b"-").unwrap_or(text).iter().all(u8::is_ascii_digit)
+/// Returns true for integers of at most 15 characters. Two of them are equal only if their bytes are equal; other numbers
+/// can have several encodings.
+pub fn is_plain_integer(number: &[u8]) -> bool {
+    number.len() <= 15 && number.strip_prefix(b"-").unwrap_or(number).iter().all(u8::is_ascii_digit)
 }
 
 #[cfg(test)]
@@ -194,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_merged_as_a_value_is() {
+    fn encoded_json_is_patched_as_a_value_is() {
         let old = json!({ "a": { "b": 1, "c": [1, { "x": null }], "\"q\"": "\n" }, "d": "text", "e": {}, "f": null });
         for patch in [
             json!({}),
@@ -213,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn members_are_found_however_the_text_is_written() {
+    fn members_are_found_in_any_form_of_json() {
         let want = vec![(Cow::Borrowed("a"), "1"), (Cow::Borrowed("b"), r#"{"c":[2]}"#)];
         for text in [r#"{"a":1,"b":{"c":[2]}}"#, r#"{"b":{"c":[2]},"a":1}"#, r#"{ "a" : 1, "b":{"c":[2]}}"#] {
             assert_eq!(parse_members(text).as_ref(), Some(&want), "{text}");
@@ -227,15 +233,15 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_text_is_stepped_through() {
+    fn plain_json_is_scanned() {
         let mut text = JsonScanner(br#"{"a":"x\"]}","b":[1,[{"c":"]"}],null],"d":-1.5e3}rest"#);
         text.consume(b'{').unwrap();
-        let mut seen = Vec::new();
+        let mut members = Vec::new();
         while let Some(name) = text.next_member().unwrap() {
             let both = [name, text.read_value().unwrap()].map(|t| std::str::from_utf8(t).unwrap());
-            seen.push(both);
+            members.push(both);
         }
-        assert_eq!(seen, [["a", r#""x\"]}""#], ["b", r#"[1,[{"c":"]"}],null]"#], ["d", "-1.5e3"]]);
+        assert_eq!(members, [["a", r#""x\"]}""#], ["b", r#"[1,[{"c":"]"}],null]"#], ["d", "-1.5e3"]]);
         assert_eq!(text.0, b"rest");
         for unfinished in ["", " ", "{", "[1", "\"a", "\"a\\", ",", "}"] {
             assert_eq!(JsonScanner(unfinished.as_bytes()).read_value(), None, "{unfinished:?}");

@@ -1,4 +1,4 @@
-//! The life of `metadata`: what the server sets, what a client may change, what is acceptable.
+//! The rules of `metadata` for every kind: which fields the server sets, which a client may change, and their validation.
 
 use std::collections::BTreeSet;
 
@@ -13,12 +13,12 @@ const MAX_GENERATE_NAME_BYTES: usize = 58;
 const RANDOM_SUFFIX_BYTES: usize = 5;
 const RANDOM_SUFFIX_ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 
-/// The present, in the precision the API shows.
+/// The current time in whole seconds, the precision of API times.
 pub fn now() -> Timestamp {
     Timestamp::from_second(Timestamp::now().as_second()).unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
-/// Removes what a client may not choose at creation.
+/// Clears the fields that a client may not choose when it creates an object.
 pub fn wipe_for_create(meta: &mut ObjectMeta) {
     meta.uid = None;
     meta.creation_timestamp = None;
@@ -29,12 +29,13 @@ pub fn wipe_for_create(meta: &mut ObjectMeta) {
     meta.resource_version = None;
 }
 
+/// Sets the fields that the server chooses when an object is created.
 pub fn stamp_created(meta: &mut ObjectMeta, now: Timestamp) {
     meta.uid = Some(uuid::Uuid::new_v4().to_string());
     meta.creation_timestamp = Some(Time(now));
 }
 
-/// Carries over what no update can change.
+/// Restores the fields that no update can change.
 pub fn carry_over(new: &mut ObjectMeta, old: &ObjectMeta) {
     new.name = old.name.clone();
     new.generate_name = old.generate_name.clone();
@@ -47,14 +48,14 @@ pub fn carry_over(new: &mut ObjectMeta, old: &ObjectMeta) {
     new.self_link = None;
 }
 
-/// Empty maps and lists are the same as absent ones; only one form is stored.
+/// Removes empty maps, lists and strings, which mean the same as missing ones, and duplicate owner references.
 pub fn normalise(meta: &mut ObjectMeta) {
     meta.labels.take_if(|m| m.is_empty());
     meta.annotations.take_if(|m| m.is_empty());
     meta.finalizers.take_if(|l| l.is_empty());
     meta.owner_references.take_if(|l| l.is_empty());
-    for text in [&mut meta.name, &mut meta.generate_name, &mut meta.namespace, &mut meta.uid] {
-        text.take_if(|t| t.is_empty());
+    for field in [&mut meta.name, &mut meta.generate_name, &mut meta.namespace, &mut meta.uid] {
+        field.take_if(|value| value.is_empty());
     }
     if let Some(owners) = &mut meta.owner_references {
         let mut uids = BTreeSet::new();
@@ -62,6 +63,7 @@ pub fn normalise(meta: &mut ObjectMeta) {
     }
 }
 
+/// Appends a random suffix to `generateName`. A base that is too long is cut.
 pub fn generated_name(base: &str) -> String {
     let mut end = base.len().min(MAX_GENERATE_NAME_BYTES);
     while !base.is_char_boundary(end) {
@@ -69,7 +71,7 @@ pub fn generated_name(base: &str) -> String {
     }
     let random = uuid::Uuid::new_v4().as_u128();
     let letters = RANDOM_SUFFIX_ALPHABET.len() as u128;
-    // The low 62 bits of such a UUID are random; five letters need 24.
+    // The low 62 bits of a version 4 UUID are random; five letters of this alphabet need 24 bits.
     let suffix = (0..RANDOM_SUFFIX_BYTES as u32)
         .map(|i| RANDOM_SUFFIX_ALPHABET[(random / letters.pow(i) % letters) as usize] as char);
     base[..end].chars().chain(suffix).collect()
@@ -78,11 +80,13 @@ pub fn generated_name(base: &str) -> String {
 /// Which finalizers a kind allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinalizerRule {
-    /// With the domain of whoever removes it.
+    /// The standard finalizers, and names with a domain such as `example.com/name`.
     Qualified,
+    /// Any valid qualified name, also without a domain.
     Any,
 }
 
+/// Validates the metadata of any object.
 pub fn validate(meta: &ObjectMeta, rule: NameRule, finalizers: FinalizerRule) -> Vec<FieldError> {
     let mut errors = Vec::new();
     match meta.name.as_deref() {
@@ -144,6 +148,7 @@ pub fn validate(meta: &ObjectMeta, rule: NameRule, finalizers: FinalizerRule) ->
     errors
 }
 
+/// Validates the changes of an update: an object that is being deleted gets no new finalizers.
 pub fn validate_update(new: &ObjectMeta, old: &ObjectMeta) -> Vec<FieldError> {
     let mut errors = Vec::new();
     if old.deletion_timestamp.is_some() {

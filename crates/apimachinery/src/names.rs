@@ -1,10 +1,11 @@
-//! The grammars of names, label keys and label values, each with the sentence a client is told.
+//! Validation of names, label keys and label values. The errors are the messages of Kubernetes.
 
-/// Which names a kind allows.
+/// Which object names a kind allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NameRule {
     Subdomain,
     Label,
+    /// Any name that can be a segment of a URL path.
     PathSegment,
 }
 
@@ -64,7 +65,7 @@ const DNS_1035_MESSAGE: &str = "a DNS-1035 label must consist of lower case alph
     alphabetic character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for \
     validation is '[a-z]([-a-z0-9]*[a-z0-9])?')";
 
-/// A label that begins with a letter.
+/// Validates a DNS label that begins with a letter.
 pub fn validate_dns_1035_label(name: &str) -> Result<(), String> {
     if name.len() > 63 {
         return Err("must be no more than 63 bytes".into());
@@ -79,7 +80,8 @@ fn is_qualified_part(text: &str) -> bool {
         && bytes.iter().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(b))
 }
 
-/// A label key, an annotation key in lower case, a finalizer: `name` or `prefix/name`.
+/// Validates `name` or `prefix/name`: a label key, a finalizer, or an annotation key, which the caller converts to lower
+/// case.
 pub fn validate_qualified_name(key: &str) -> Result<(), String> {
     let name = match key.split_once('/') {
         None => key,
@@ -110,8 +112,8 @@ pub fn validate_label_value(value: &str) -> Result<(), String> {
     if value.is_empty() || is_qualified_part(value) { Ok(()) } else { Err(LABEL_VALUE_MESSAGE.into()) }
 }
 
-/// How a version compares with others, as discovery orders them: stable before beta before alpha, then the higher
-/// number; whatever is no Kubernetes version comes last.
+/// The rank of a version; discovery lists the highest rank first. Stable versions rank above beta, beta above alpha, then
+/// the higher number wins. A name that is no Kubernetes version has the lowest rank.
 pub fn version_rank(version: &str) -> (u8, u64, u64) {
     let parse = || {
         let rest = version.strip_prefix('v')?;
@@ -130,10 +132,9 @@ pub fn version_rank(version: &str) -> (u8, u64, u64) {
     parse().unwrap_or((0, 0, 0))
 }
 
-/// The longest name of a CSI driver, in bytes.
 pub const MAX_CSI_DRIVER_NAME_BYTES: usize = 63;
 
-/// The name of a CSI driver: not too long, a subdomain whatever the case.
+/// Validates the name of a CSI driver: a subdomain of at most 63 bytes, in upper or lower case.
 pub fn validate_csi_driver_name(name: &str) -> Result<(), String> {
     if name.len() > MAX_CSI_DRIVER_NAME_BYTES {
         return Err("must be no more than 63 bytes".into());

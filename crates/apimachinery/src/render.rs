@@ -1,7 +1,7 @@
-//! From stored bytes to wire bytes.
+//! Writes stored objects into responses, without decoding them.
 //!
-//! An object is stored without its resourceVersion, which only the commit decides. Every object of a kind starts with
-//! the same bytes up to the inside of `metadata`, so the version is inserted at an offset that the kind alone fixes.
+//! An object is stored without its resourceVersion, which is the revision of the commit. All stored objects of a kind begin
+//! with the same bytes up to the inside of `metadata`, so that the resourceVersion is inserted at a fixed offset.
 
 use bytes::{Bytes, BytesMut};
 use cleat_store::{Entry, Revision};
@@ -9,7 +9,8 @@ use cleat_store::{Entry, Revision};
 use crate::descriptor::Descriptor;
 use crate::json_scanner::JsonScanner;
 
-/// An object and the revision to show it at.
+/// A stored object and the revision that is its resourceVersion. Revision 0 means no resourceVersion: the object of a dry
+/// run.
 #[derive(Clone, Debug)]
 pub struct StoredObject {
     pub value: Bytes,
@@ -27,14 +28,15 @@ pub fn write_object(out: &mut BytesMut, descriptor: &Descriptor, stored: &Stored
     write_json(out, descriptor, &stored.value, stored.revision);
 }
 
-pub fn write_json(out: &mut BytesMut, descriptor: &Descriptor, text: &[u8], revision: Revision) {
-    let head = descriptor.head().len().min(text.len());
-    out.reserve(text.len() + 48);
-    out.extend_from_slice(&text[..head]);
+/// As `write_object`, for the JSON of a stored object in which managedFields may be missing.
+pub fn write_json(out: &mut BytesMut, descriptor: &Descriptor, json: &[u8], revision: Revision) {
+    let head = descriptor.head().len().min(json.len());
+    out.reserve(json.len() + 48);
+    out.extend_from_slice(&json[..head]);
     if revision > 0 {
         write_resource_version(out, revision);
     }
-    out.extend_from_slice(&text[head..]);
+    out.extend_from_slice(&json[head..]);
 }
 
 fn write_resource_version(out: &mut BytesMut, revision: Revision) {
@@ -55,12 +57,12 @@ pub fn write_partial_metadata(out: &mut BytesMut, stored: &StoredObject) {
 }
 
 fn find_metadata(object: &[u8]) -> Option<&[u8]> {
-    let mut text = JsonScanner(object);
-    text.consume(b'{')?;
-    while text.next_member()?? != b"metadata" {
-        text.read_value()?;
+    let mut scanner = JsonScanner(object);
+    scanner.consume(b'{')?;
+    while scanner.next_member()?? != b"metadata" {
+        scanner.read_value()?;
     }
-    text.read_value()
+    scanner.read_value()
 }
 
 #[cfg(test)]
@@ -68,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_version_goes_into_metadata() {
+    fn the_resource_version_is_inserted_into_metadata() {
         let descriptor = Descriptor::new("storage.k8s.io", "v1", "CSINode", "csinodes");
         let value =
             br#"{"apiVersion":"storage.k8s.io/v1","kind":"CSINode","metadata":{"name":"n"},"spec":{"drivers":[]}}"#;

@@ -1,4 +1,4 @@
-//! Label and field selectors: parsing them and telling whether a stored object matches.
+//! Label and field selectors: parses them, and checks whether a stored object matches.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub struct Selector {
 #[derive(Clone, Debug, PartialEq)]
 enum Requirement {
     In(Vec<String>),
-    /// Also true of what is absent.
+    /// A missing value matches, too.
     NotIn(Vec<String>),
     Present,
     Absent,
@@ -45,11 +45,12 @@ impl Selector {
         Ok(Self { labels: parse_labels(labels)?, fields: parse_fields(kind, fields)? })
     }
 
+    /// Returns true if the selector matches every object.
     pub fn is_everything(&self) -> bool {
         self.labels.is_empty() && self.fields.is_empty()
     }
 
-    /// The one name that can match, if the selector fixes it.
+    /// The name that an object must have to match, if the selector contains one.
     pub fn name(&self) -> Option<&str> {
         self.fields.iter().find_map(|(field, requirement)| match requirement {
             Requirement::In(values) if field == "metadata.name" && values.len() == 1 => {
@@ -115,8 +116,8 @@ fn parse_fields(kind: &dyn Kind, text: &str) -> Result<Vec<(String, Requirement)
     Ok(requirements)
 }
 
-/// The one value a field selector leaves to a field, if it does. Read the way `parse_fields` reads, because rights
-/// depend on it.
+/// The value that a field selector requires of a field, if any. Authorization depends on it, so that it must parse exactly
+/// as `parse_fields` does.
 pub fn required_value(fields: &str, field: &str) -> Option<String> {
     split_unescaped(fields).iter().find_map(|term| {
         let (at, operator) = find_operator(term)?;
@@ -124,7 +125,7 @@ pub fn required_value(fields: &str, field: &str) -> Option<String> {
     })
 }
 
-/// Where the first operator is, and which.
+/// The position of the first operator, and the operator.
 fn find_operator(term: &str) -> Option<(usize, &'static str)> {
     let at = term.find(['=', '!'])?;
     let rest = &term[at..];

@@ -9,7 +9,7 @@ use crate::strict_decoding::{DATE_TIME_PATTERN, StrictFindings, check_micro_time
 /// Bodies that are nested deeper have no shape.
 const MAX_DEPTH: usize = 32;
 
-/// The value tells whether bodies of the shape hold zero values that are not stored.
+/// The value is true if bodies of the shape contain zero values that are not stored.
 pub type BodyShapeCache = TwoGenerationCache<bool>;
 
 impl CacheWeight for bool {
@@ -18,14 +18,14 @@ impl CacheWeight for bool {
     }
 }
 
-/// Where a body comes from. The type of a patched object is not checked, so that both have shapes of their own.
+/// Where a body comes from. It is part of the shape, because `apiVersion` and `kind` of a patched object are not checked.
 #[derive(Clone, Copy, Debug)]
 pub enum BodySource {
     Request,
     Patch,
 }
 
-/// The cache key of a body. `None` inside if the body is not written in the plain form that has a shape.
+/// The cache key of a body. `None` inside if the body is not in the plain form of [`JsonScanner`].
 pub struct BodyShape(Option<Vec<u8>>);
 
 impl BodyShape {
@@ -35,12 +35,12 @@ impl BodyShape {
         Self(append_shape(body, &mut shape).map(|()| shape))
     }
 
-    /// The cached result for bodies of this shape: whether they hold zero values that are not stored.
+    /// The cached result for bodies of this shape: whether they contain zero values that are not stored.
     pub fn cached(&self, caches: &KindCaches) -> Option<bool> {
         caches.body_shapes.get(self.0.as_deref()?)
     }
 
-    /// Caches the findings about a body of this shape, unless there are any.
+    /// Caches the findings for bodies of this shape, unless they contain errors.
     pub fn insert(&self, caches: &KindCaches, findings: &StrictFindings) {
         if let Some(shape) = &self.0
             && findings.strict_errors.is_empty()
@@ -51,20 +51,20 @@ impl BodyShape {
     }
 }
 
-/// Appends what the findings about a body depend on, apart from the schema: field names, value types, and whether a value is
-/// empty, zero or a time with microseconds. `apiVersion` and `kind` count with their values. `None` if the body is not
-/// written plainly (white space, escapes in names).
-fn append_shape(text: &[u8], out: &mut Vec<u8>) -> Option<()> {
-    let mut text = JsonScanner(text);
-    text.consume(b'{')?;
-    while let Some(name) = text.next_member()? {
+/// Appends the shape of a body: everything that the findings depend on, apart from the schema. These are field names, value
+/// types, whether a value is empty, zero or a time with microseconds, and the values of `apiVersion` and `kind`. `None` if
+/// the body is not in plain form.
+fn append_shape(body: &[u8], out: &mut Vec<u8>) -> Option<()> {
+    let mut scanner = JsonScanner(body);
+    scanner.consume(b'{')?;
+    while let Some(name) = scanner.next_member()? {
         append_name(out, name);
         match name {
-            b"apiVersion" | b"kind" => out.extend_from_slice(text.read_value()?),
-            _ => append_value(&mut text, 1, out)?,
+            b"apiVersion" | b"kind" => out.extend_from_slice(scanner.read_value()?),
+            _ => append_value(&mut scanner, 1, out)?,
         }
     }
-    text.0.is_empty().then_some(())
+    scanner.0.is_empty().then_some(())
 }
 
 fn append_name(out: &mut Vec<u8>, name: &[u8]) {
@@ -73,47 +73,47 @@ fn append_name(out: &mut Vec<u8>, name: &[u8]) {
     out.push(b'"');
 }
 
-fn append_value(text: &mut JsonScanner<'_>, depth: usize, out: &mut Vec<u8>) -> Option<()> {
+fn append_value(scanner: &mut JsonScanner<'_>, depth: usize, out: &mut Vec<u8>) -> Option<()> {
     if depth == MAX_DEPTH {
         return None;
     }
-    match text.peek()? {
+    match scanner.peek()? {
         b'{' => {
-            text.consume(b'{')?;
+            scanner.consume(b'{')?;
             out.push(b'{');
-            while let Some(name) = text.next_member()? {
+            while let Some(name) = scanner.next_member()? {
                 append_name(out, name);
-                append_value(text, depth + 1, out)?;
+                append_value(scanner, depth + 1, out)?;
             }
             out.push(b'}');
         }
         b'[' => {
-            text.consume(b'[')?;
+            scanner.consume(b'[')?;
             out.push(b'[');
-            while text.next_element()? {
-                append_value(text, depth + 1, out)?;
+            while scanner.next_element()? {
+                append_value(scanner, depth + 1, out)?;
             }
             out.push(b']');
         }
         b'"' => {
-            let text = text.read_value()?;
-            let text = text.get(1..text.len() - 1)?;
+            let quoted = scanner.read_value()?;
+            let text = quoted.get(1..quoted.len() - 1)?;
             out.push(match text.first() {
                 None => b'e',
-                // What begins otherwise is no time, whatever follows.
+                // A time begins with a digit, which can be escaped.
                 Some(b'0'..=b'9' | b'\\') if is_micro_time(text)? => b'm',
                 Some(_) => b's',
             });
         }
-        b'n' | b't' | b'f' => match text.read_value()? {
+        b'n' | b't' | b'f' => match scanner.read_value()? {
             b"null" => out.push(b'n'),
             b"true" => out.push(b't'),
             b"false" => out.push(b'f'),
             _ => return None,
         },
-        _ => match text.read_value()? {
+        _ => match scanner.read_value()? {
             [b'1'..=b'9', rest @ ..] if is_plain_integer(rest) => out.push(b'0'),
-            // Zero in all its forms, and whatever else there is.
+            // Zeros in all forms and other numbers: the shape contains the number itself.
             other => {
                 out.push(b'#');
                 out.extend_from_slice(other);
@@ -124,18 +124,18 @@ fn append_value(text: &mut JsonScanner<'_>, depth: usize, out: &mut Vec<u8>) -> 
     Some(())
 }
 
-/// `None` if the string has escapes, so that its characters cannot be compared.
+/// Whether a string is a valid MicroTime. `None` if escapes prevent the comparison.
 fn is_micro_time(text: &[u8]) -> Option<bool> {
     let (head, rest) = text.split_at(DATE_TIME_PATTERN.len().min(text.len()));
-    let is_hidden = |text: &[u8]| text.contains(&b'\\');
-    // Most are told by their first letters.
-    if text.starts_with(b"\\u") || text[0].is_ascii_digit() && is_hidden(head) {
+    let has_escapes = |text: &[u8]| text.contains(&b'\\');
+    // Most strings are decided by their first bytes.
+    if text.starts_with(b"\\u") || text[0].is_ascii_digit() && has_escapes(head) {
         return None;
     }
     if !matches_pattern(head, DATE_TIME_PATTERN) {
         return Some(false);
     }
-    (!is_hidden(rest)).then(|| std::str::from_utf8(text).is_ok_and(|text| check_micro_time(text).is_ok()))
+    (!has_escapes(rest)).then(|| std::str::from_utf8(text).is_ok_and(|text| check_micro_time(text).is_ok()))
 }
 
 #[cfg(test)]
@@ -148,13 +148,13 @@ mod tests {
     use crate::test_kinds;
 
     #[test]
-    fn texts_of_one_outline_give_the_same_findings() {
+    fn bodies_of_one_shape_have_the_same_findings() {
         let kinds = test_kinds::all();
-        let mut known: HashMap<Vec<u8>, (String, StrictFindings)> = HashMap::new();
-        let mut again = 0;
+        let mut findings_by_shape: HashMap<Vec<u8>, (String, StrictFindings)> = HashMap::new();
+        let mut repeated = 0;
         for seed in 0..4000 {
             let mut random = RandomObject(seed);
-            // Few kinds, and small objects: many are alike.
+            // Few kinds and small objects, so that many bodies have the same shape.
             let which = random.below(5);
             let schema = kinds[which].schema();
             let mut value = random.value(schema.root(), 3);
@@ -166,25 +166,25 @@ mod tests {
                 }
             }
             let text = value.to_string();
-            let mut outline = vec![u8::try_from(which).unwrap()];
-            if append_shape(text.as_bytes(), &mut outline).is_none() {
+            let mut shape = vec![u8::try_from(which).unwrap()];
+            if append_shape(text.as_bytes(), &mut shape).is_none() {
                 continue;
             }
             let found = check_body(schema, text.as_bytes());
-            if let Some((other, findings)) = known.get(&outline) {
-                again += 1;
+            if let Some((other, findings)) = findings_by_shape.get(&shape) {
+                repeated += 1;
                 if findings.decode_error.is_none() {
                     assert_eq!(found, *findings, "{text}\n{other}");
                 }
             }
-            known.insert(outline, (text, found));
+            findings_by_shape.insert(shape, (text, found));
         }
-        assert!(again > 500 && known.len() > 500, "{again} of {} again", known.len());
+        assert!(repeated > 500 && findings_by_shape.len() > 500, "{repeated} of {} again", findings_by_shape.len());
     }
 
     #[test]
-    fn an_outline_tells_apart_what_matters() {
-        let outline = |text: &str| {
+    fn bodies_with_different_findings_have_different_shapes() {
+        let shape = |text: &str| {
             let mut out = Vec::new();
             append_shape(text.as_bytes(), &mut out).map(|()| String::from_utf8(out).unwrap())
         };
@@ -193,7 +193,7 @@ mod tests {
             (r#"{"t":"2020-02-03T04:05:07.654321Z"}"#, r#"{"t":"2021-12-03T04:05:07.000000+02:00"}"#),
         ];
         for (one, other) in like {
-            assert!(outline(one).is_some_and(|o| outline(other) == Some(o)), "{one} {other}");
+            assert!(shape(one).is_some_and(|o| shape(other) == Some(o)), "{one} {other}");
         }
         let texts = [
             r#"{"a":"x"}"#,
@@ -214,16 +214,16 @@ mod tests {
             r#"{"kind":"x"}"#,
             r#"{"kind":"y"}"#,
         ];
-        let outlines: HashSet<_> = texts.iter().map(|text| outline(text).unwrap()).collect();
-        assert_eq!(outlines.len(), texts.len());
-        assert_eq!(outline(r#"{"a":"12 volumes that are \"x\""}"#), outline(r#"{"a":"x"}"#));
-        for hidden in [r#"{"a":"\u0032020-02-03T04:05:07.654321Z"}"#, r#"{"a":"2020-02-03T04:05:07.65432\u0031Z"}"#] {
-            assert_eq!(outline(hidden), None, "{hidden}");
+        let shapes: HashSet<_> = texts.iter().map(|text| shape(text).unwrap()).collect();
+        assert_eq!(shapes.len(), texts.len());
+        assert_eq!(shape(r#"{"a":"12 volumes that are \"x\""}"#), shape(r#"{"a":"x"}"#));
+        for escaped in [r#"{"a":"\u0032020-02-03T04:05:07.654321Z"}"#, r#"{"a":"2020-02-03T04:05:07.65432\u0031Z"}"#] {
+            assert_eq!(shape(escaped), None, "{escaped}");
         }
-        for unusual in
+        for not_plain in
             [r#"{"a": 1}"#, r#"{ "a":1}"#, r#"{"a":[1 ]}"#, r#"{"\u0061":1}"#, r#"{"a":1} "#, "[]", "", r#"{"a":nil}"#]
         {
-            assert_eq!(outline(unusual), None, "{unusual}");
+            assert_eq!(shape(not_plain), None, "{not_plain}");
         }
     }
 }

@@ -13,16 +13,17 @@ use crate::field_ownership::RawManagedFields;
 use crate::field_ownership::entries::{MAX_UPDATE_OWNERS, Operation, Owners};
 use crate::part::ObjectPart;
 
-/// The results for one kind.
+/// The cached results of one kind.
 pub type OwnershipCache = TwoGenerationCache<Arc<CachedOwnership>>;
 
+/// The beginning of the member `time` of an entry.
 const TIME: &[u8] = b",\"time\":\"";
 /// The length of an encoded time.
 const TIME_LENGTH: usize = "1970-01-01T00:00:00Z".len();
 /// The sort key of an owner without a time.
 const NEVER: &str = "1970-01-01T00:00:00Z";
 /// The placeholder second for the time of the write while a cached result is computed. Smaller seconds are the placeholders
-/// for the times in the managedFields before.
+/// for the times in the managedFields before the write.
 const NOW: usize = 59;
 
 /// Everything that the result depends on, and the times, which are not part of the key.
@@ -48,33 +49,33 @@ impl<'a> OwnershipCacheKey<'a> {
         key.extend_from_slice(manager.as_bytes());
         let mut times = Vec::new();
         let mut begin = 0;
-        // A quote inside a string is escaped: this is a key, and only entries have one of this name.
-        for at in memchr::memmem::find_iter(owners, TIME) {
-            let at = at + TIME.len();
-            let time = owners.get(at..at + TIME_LENGTH).filter(|t| t.ends_with(b"Z") && t[0].is_ascii_digit())?;
-            owners[at + TIME_LENGTH..].starts_with(b"\"}").then_some(())?;
-            key.extend_from_slice(&owners[begin..at]);
+        // Inside strings quotes are escaped, so that this finds members only, and only entries have a member of this name.
+        for member in memchr::memmem::find_iter(owners, TIME) {
+            let start = member + TIME.len();
+            let time = owners.get(start..start + TIME_LENGTH).filter(|t| t.ends_with(b"Z") && t[0].is_ascii_digit())?;
+            owners[start + TIME_LENGTH..].starts_with(b"\"}").then_some(())?;
+            key.extend_from_slice(&owners[begin..start]);
             times.push(std::str::from_utf8(time).ok()?);
-            begin = at + TIME_LENGTH;
+            begin = start + TIME_LENGTH;
         }
         key.extend_from_slice(&owners[begin..]);
         key.push(b'\n');
-        change_shape::of_change(old, new, &mut key)?;
+        change_shape::append_change_shape(old, new, &mut key)?;
         (times.len() < MAX_UPDATE_OWNERS).then_some(Self { key, owners, times })
     }
 
     /// The owners before the write, with a placeholder for each time.
     fn with_placeholder_times(&self) -> Owners {
-        let mut text = Vec::with_capacity(self.owners.len());
+        let mut json = Vec::with_capacity(self.owners.len());
         let mut begin = 0;
-        for (i, at) in memchr::memmem::find_iter(self.owners, TIME).enumerate() {
-            let at = at + TIME.len();
-            text.extend_from_slice(&self.owners[begin..at]);
-            text.extend_from_slice(format!("1970-01-01T00:00:{:02}Z", i + 1).as_bytes());
-            begin = at + TIME_LENGTH;
+        for (i, member) in memchr::memmem::find_iter(self.owners, TIME).enumerate() {
+            let start = member + TIME.len();
+            json.extend_from_slice(&self.owners[begin..start]);
+            json.extend_from_slice(format!("1970-01-01T00:00:{:02}Z", i + 1).as_bytes());
+            begin = start + TIME_LENGTH;
         }
-        text.extend_from_slice(&self.owners[begin..]);
-        if text.is_empty() { Owners::default() } else { Owners::decode(&text) }
+        json.extend_from_slice(&self.owners[begin..]);
+        if json.is_empty() { Owners::default() } else { Owners::decode(&json) }
     }
 }
 
@@ -93,7 +94,7 @@ struct CachedOwner {
 #[derive(Clone, Copy, Debug)]
 enum CachedTime {
     None,
-    /// The time of this number in the managedFields before.
+    /// The time with this index in the managedFields before the write.
     Previous(usize),
     Now,
 }
@@ -108,17 +109,17 @@ impl CachedOwnership {
         let mut after = compute(before, Timestamp::from_second(i64::try_from(NOW).ok()?).ok()?);
         after.sort_by_identity();
         let entry = |owner: &crate::field_ownership::entries::Owner| {
-            let mut text = owner.encode_without_time()?;
+            let mut encoded = owner.encode_without_time()?;
             let time = match owner.time.map(|t| usize::try_from(t.as_second())) {
                 None => CachedTime::None,
                 Some(Ok(NOW)) => CachedTime::Now,
                 Some(second) => CachedTime::Previous(second.ok()?.checked_sub(1)?),
             };
             if !matches!(time, CachedTime::None) {
-                text.pop();
-                text.push_str(",\"time\":\"");
+                encoded.pop();
+                encoded.push_str(",\"time\":\"");
             }
-            Some(CachedOwner { operation: owner.id.operation, encoded: text.into(), time })
+            Some(CachedOwner { operation: owner.id.operation, encoded: encoded.into(), time })
         };
         after.iter().map(entry).collect::<Option<_>>().map(Self)
     }
@@ -128,19 +129,19 @@ impl CachedOwnership {
         if self.0.is_empty() {
             return RawManagedFields::default();
         }
-        let mut present = String::with_capacity(TIME_LENGTH);
+        let mut encoded_now = String::with_capacity(TIME_LENGTH);
         // Writing to a string does not fail.
-        let _ = write!(present, "{}", now.strftime("%Y-%m-%dT%H:%M:%SZ"));
+        let _ = write!(encoded_now, "{}", now.strftime("%Y-%m-%dT%H:%M:%SZ"));
         let mut entries: Vec<(&CachedOwner, Option<&str>)> = Vec::with_capacity(self.0.len());
         for entry in &self.0 {
             let time = match entry.time {
                 CachedTime::None => None,
-                CachedTime::Previous(number) => key.times.get(number).copied(),
-                CachedTime::Now => Some(present.as_str()),
+                CachedTime::Previous(index) => key.times.get(index).copied(),
+                CachedTime::Now => Some(encoded_now.as_str()),
             };
             entries.push((entry, time));
         }
-        // As owners are always written; among equals they are in order already.
+        // The order of `Owners::encode`. The sort is stable, and the entries are already sorted by identity.
         entries.sort_by_key(|(entry, time)| (entry.operation, time.unwrap_or(NEVER)));
         let length: usize = entries.iter().map(|(entry, _)| entry.encoded.len() + TIME_LENGTH + 3).sum();
         let mut out = Vec::with_capacity(length + 1);

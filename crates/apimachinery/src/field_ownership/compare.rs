@@ -163,7 +163,7 @@ fn compare_leaf(found: &mut NodeDifference, old: Option<&Value>, new: Option<&Va
     found.modified.included |= old.is_some() && new.is_some() && old != new;
 }
 
-fn members(
+fn compare_members(
     ty: TypeRef<'_>,
     old: Option<&Map<String, Value>>,
     new: Option<&Map<String, Value>>,

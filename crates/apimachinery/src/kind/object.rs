@@ -78,20 +78,20 @@ impl serde_json::ser::Formatter for WholeNumbers {
 /// fixed offset. `None` if the object is not in plain form or has no metadata.
 fn metadata_first(bytes: &mut [u8]) -> Option<()> {
     let offset = |rest: &JsonScanner<'_>| bytes.len() - rest.0.len();
-    let mut text = JsonScanner(bytes);
-    text.consume(b'{')?;
+    let mut scanner = JsonScanner(bytes);
+    scanner.consume(b'{')?;
     for _ in ["apiVersion", "kind"] {
-        text.next_member()?;
-        text.read_value()?;
+        scanner.next_member()?;
+        scanner.read_value()?;
     }
-    let leading = offset(&text);
+    let leading = offset(&scanner);
     let mut member = leading;
-    while text.next_member()?? != b"metadata" {
-        text.read_value()?;
-        member = offset(&text);
+    while scanner.next_member()?? != b"metadata" {
+        scanner.read_value()?;
+        member = offset(&scanner);
     }
-    text.read_value()?;
-    let end = offset(&text);
+    scanner.read_value()?;
+    let end = offset(&scanner);
     // Each member in this range includes the comma before it, so that a rotation leaves the commas correct.
     bytes[leading..end].rotate_right(end - member);
     Some(())

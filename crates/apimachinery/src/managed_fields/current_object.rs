@@ -1,4 +1,4 @@
-//! A stored object as a write finds it.
+//! The stored object that a write starts from.
 
 use std::sync::Arc;
 
@@ -12,14 +12,15 @@ use crate::render::StoredObject;
 
 /// Decodes a stored object, without its managedFields.
 pub fn decode(kind: &dyn Kind, entry: &Entry) -> Result<Box<dyn Object>, ApiError> {
-    read(kind, entry, &SplitObject::of(kind.descriptor(), &entry.value))
+    decode_split(kind, entry, &SplitObject::of(kind.descriptor(), &entry.value))
 }
 
-fn read(kind: &dyn Kind, entry: &Entry, split: &SplitObject<'_>) -> Result<Box<dyn Object>, ApiError> {
-    let damaged = |e| ApiError::Internal(format!("the stored object {} cannot be read: {e}", entry.key));
-    split.decode(kind).map_err(damaged)
+fn decode_split(kind: &dyn Kind, entry: &Entry, split: &SplitObject<'_>) -> Result<Box<dyn Object>, ApiError> {
+    let undecodable = |e| ApiError::Internal(format!("the stored object {} cannot be read: {e}", entry.key));
+    split.decode(kind).map_err(undecodable)
 }
 
+/// The stored object, decoded and encoded.
 pub struct CurrentObject<'a> {
     /// Without managedFields. The resourceVersion may be set.
     pub object: Arc<dyn Object>,
@@ -45,14 +46,14 @@ impl<'a> CurrentObject<'a> {
                 );
                 object
             }
-            None => read(kind, entry, &split)?.into(),
+            None => decode_split(kind, entry, &split)?.into(),
         };
         Ok(Self { object, split, stored })
     }
 }
 
 impl CurrentObject<'_> {
-    /// A changed copy of the object with unchanged field owners, for changes by the server itself.
+    /// A changed copy of the object with unchanged field owners, for writes by the server itself.
     pub fn edited(&self, edit: impl FnOnce(&mut dyn Object)) -> ManagedObject {
         let mut object = self.object.copy();
         edit(&mut *object);

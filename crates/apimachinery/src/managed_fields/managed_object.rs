@@ -1,5 +1,5 @@
-//! An object and who owns its fields, side by side: owners are many times as costly to take apart as the object, and
-//! only few look at them.
+//! Objects and their managedFields, separately: decoding the managedFields takes much longer than decoding the rest of the
+//! object, and few requests need it.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -11,10 +11,12 @@ use crate::field_ownership::RawManagedFields;
 use crate::json_scanner::JsonScanner;
 use crate::kind::{DecodeSource, Kind, Object};
 
+/// The name of the member as it is encoded.
 const MEMBER_NAME: &str = "\"managedFields\":";
-/// What an encoded object holds where its owners belong.
+/// The encoded member while its list is empty.
 const EMPTY_MEMBER: &str = "\"managedFields\":[]";
 
+/// An object and the owners of its fields.
 pub struct ManagedObject {
     /// Without managedFields.
     pub object: Box<dyn Object>,
@@ -22,20 +24,20 @@ pub struct ManagedObject {
 }
 
 impl ManagedObject {
-    /// An object whose owners nobody records.
+    /// An object whose owners are not recorded.
     pub fn without_owners(object: Box<dyn Object>) -> Self {
         Self { object, owners: RawManagedFields::default() }
     }
 
-    /// The canonical bytes.
+    /// Returns the canonical JSON with managedFields. The resourceVersion of the object must be empty.
     pub fn encode(&mut self) -> Bytes {
         EncodedObject::of(&mut *self.object).with_owners(&self.owners)
     }
 }
 
-/// What is stored, taken apart.
+/// A stored object, split into the object and its managedFields.
 pub struct SplitObject<'a> {
-    /// The object without its owners.
+    /// The encoded object without managedFields.
     pub json: Cow<'a, [u8]>,
     pub owners: RawManagedFields,
 }
@@ -55,7 +57,7 @@ impl<'a> SplitObject<'a> {
         kind.decode(DecodeSource::Bytes(&self.json))
     }
 
-    /// Is this the object, but for its version?
+    /// Returns true if this is the encoding of `object`. Its resourceVersion does not count.
     pub fn is_encoding_of(&self, object: &dyn Object) -> bool {
         let mut object = object.copy();
         object.meta_mut().resource_version = None;
@@ -63,10 +65,10 @@ impl<'a> SplitObject<'a> {
     }
 }
 
-/// An object in its canonical bytes, with room for its owners.
+/// An object in its canonical JSON, with an empty list of managedFields.
 pub struct EncodedObject {
     bytes: Vec<u8>,
-    /// Where they belong.
+    /// The position of the list.
     list: Option<Range<usize>>,
 }
 
@@ -75,16 +77,18 @@ impl EncodedObject {
         object.meta_mut().managed_fields = Some(Vec::new());
         let bytes = object.encode();
         object.meta_mut().managed_fields = None;
-        // A quote inside a string is escaped: this is the key, and the first of its name is that of the metadata.
-        let at = memchr::memmem::find(&bytes, EMPTY_MEMBER.as_bytes());
-        Self { bytes, list: at.map(|at| at + MEMBER_NAME.len()..at + EMPTY_MEMBER.len()) }
+        // Inside strings quotes are escaped, so that this finds members only. The first is that of the object's metadata,
+        // because `metadata` precedes all other objects.
+        let member = memchr::memmem::find(&bytes, EMPTY_MEMBER.as_bytes());
+        Self { bytes, list: member.map(|start| start + MEMBER_NAME.len()..start + EMPTY_MEMBER.len()) }
     }
 
+    /// Returns the JSON with these managedFields.
     pub fn with_owners(&self, owners: &RawManagedFields) -> Bytes {
         self.pieces(owners).concat().into()
     }
 
-    /// Is this what is stored?
+    /// Returns true if the JSON with these managedFields equals the stored bytes.
     pub fn equals_stored(&self, owners: &RawManagedFields, stored: &[u8]) -> bool {
         let rest = self.pieces(owners).into_iter().try_fold(stored, |rest, piece| rest.strip_prefix(piece));
         rest.is_some_and(<[u8]>::is_empty)
@@ -103,9 +107,9 @@ impl EncodedObject {
     }
 }
 
-/// Where the list of owners stands in a stored object.
+/// The position of the list of managedFields in a stored object. `None` if it has none.
 fn managed_fields_range(descriptor: &Descriptor, stored: &[u8]) -> Option<Range<usize>> {
-    // The inside of the metadata begins at a fixed place.
+    // The members of `metadata` begin directly after the head.
     let mut metadata = JsonScanner(stored.get(descriptor.head().len()..)?);
     while let Some(name) = metadata.next_member()? {
         let value = metadata.read_value()?;
@@ -117,15 +121,15 @@ fn managed_fields_range(descriptor: &Descriptor, stored: &[u8]) -> Option<Range<
     None
 }
 
-/// The text without the list, its key and the comma that goes with them.
-fn without_member<'a>(text: &'a [u8], list: &Range<usize>) -> [&'a [u8]; 2] {
+/// The two parts of the JSON around the member managedFields, without one of its commas.
+fn without_member<'a>(json: &'a [u8], list: &Range<usize>) -> [&'a [u8]; 2] {
     let (mut begin, mut end) = (list.start - MEMBER_NAME.len(), list.end);
-    if text.get(end) == Some(&b',') {
+    if json.get(end) == Some(&b',') {
         end += 1;
-    } else if text[..begin].last() == Some(&b',') {
+    } else if json[..begin].last() == Some(&b',') {
         begin -= 1;
     }
-    [&text[..begin], &text[end..]]
+    [&json[..begin], &json[end..]]
 }
 
 #[cfg(test)]
@@ -142,7 +146,7 @@ mod tests {
         test_kinds::all().into_iter().find(|kind| kind.descriptor().plural == plural).unwrap()
     }
 
-    fn taken_apart(plural: &str, value: serde_json::Value) -> (String, Option<String>) {
+    fn split(plural: &str, value: serde_json::Value) -> (String, Option<String>) {
         let kind = kind(plural);
         let stored = Bytes::from(value.to_string());
         let split = SplitObject::of(kind.descriptor(), &stored);
@@ -151,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_are_told_from_fields_of_their_name() {
+    fn only_managed_fields_of_the_metadata_are_split_off() {
         let entry = json!([{ "manager": "a],\"" }]);
         for (case, metadata, owners) in [
             ("none", json!({ "name": "n" }), None),
@@ -161,16 +165,16 @@ mod tests {
         ] {
             let object = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata,
                 "spec": { "managedFields": [1] } });
-            let (text, found) = taken_apart("pods", object.clone());
+            let (json, found) = split("pods", object.clone());
             assert_eq!(found, owners.map(ToString::to_string), "{case}");
             let mut want = object;
             want["metadata"].as_object_mut().unwrap().remove("managedFields");
-            assert_eq!(text, want.to_string(), "{case}");
+            assert_eq!(json, want.to_string(), "{case}");
         }
     }
 
     #[test]
-    fn what_was_taken_apart_is_joined_to_the_same_bytes() {
+    fn a_split_object_is_encoded_to_the_same_bytes() {
         let kind = kind("configmaps");
         for owners in [None, Some(r#"[{"apiVersion":"v1","manager":"m"}]"#)] {
             let mut map = ConfigMap::default();

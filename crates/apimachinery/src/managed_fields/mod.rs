@@ -1,5 +1,5 @@
-//! Objects together with the owners of their fields: how both are read from a stored object, changed by a write and
-//! stored again. The rules of ownership themselves are in [`field_ownership`](crate::field_ownership).
+//! Objects with the owners of their fields: both are read from a stored object, changed by a write and stored again. The
+//! rules of ownership are in [`field_ownership`](crate::field_ownership).
 
 mod current_object;
 mod managed_object;

@@ -1,4 +1,4 @@
-//! The door between typed objects and ownership: what the endpoints call.
+//! Computes the managedFields after a write. The endpoints call this; it uses the cache of results where it can.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use crate::kind::{Kind, Object};
 use crate::meta;
 use crate::part::ObjectPart;
 
-/// Owner of what was there before ownership was recorded.
+/// The manager that owns the fields of an object whose owners were not recorded before its first apply.
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";
 
-/// One writer of one kind.
+/// Tracks the field owners for writes of one manager to one kind.
 pub struct OwnershipTracker<'a> {
     kind: &'a dyn Kind,
     part: ObjectPart,
@@ -48,7 +48,7 @@ impl<'a> OwnershipTracker<'a> {
         }
     }
 
-    /// What this endpoint cannot change anyway.
+    /// The fields that writes to this part of the object do not change.
     fn ignored(&self) -> FieldSet {
         let d = self.kind.descriptor();
         match self.part {
@@ -61,35 +61,34 @@ impl<'a> OwnershipTracker<'a> {
         }
     }
 
-    /// Records who makes a new object. The object gets its defaults first: they are the maker's, too. Whoever has its
-    /// `text` with them already, and no managedFields in it, brings it along.
-    pub fn owners_after_create(&self, object: &mut dyn Object, text: Option<&[u8]>) -> RawManagedFields {
-        if let Some(text) = text {
-            return self.owners_after_write(b"{}", text, &RawManagedFields::default(), meta::now());
+    /// The managedFields of a new object. Sets the defaults of the object, because the creator owns them, too, and removes
+    /// the managedFields that the client sent. `encoded` is the JSON of an object that has its defaults and no
+    /// managedFields, if the caller has it; `object` then stays unchanged.
+    pub fn owners_after_create(&self, object: &mut dyn Object, encoded: Option<&[u8]>) -> RawManagedFields {
+        if let Some(encoded) = encoded {
+            return self.owners_after_write(b"{}", encoded, &RawManagedFields::default(), meta::now());
         }
         meta::normalise(object.meta_mut());
         self.kind.set_defaults(object);
         let sent = object.meta_mut().managed_fields.take();
-        let nothing = b"{}";
+        let empty = b"{}";
         match sent.filter(|sent| !is_reset(Some(sent))) {
-            Some(sent) => {
-                self.compute_encoded(nothing, &object.encode(), Owners::from_client(Some(&sent)), meta::now())
-            }
-            None => self.owners_after_write(nothing, &object.encode(), &RawManagedFields::default(), meta::now()),
+            Some(sent) => self.compute_encoded(empty, &object.encode(), Owners::from_client(Some(&sent)), meta::now()),
+            None => self.owners_after_write(empty, &object.encode(), &RawManagedFields::default(), meta::now()),
         }
     }
 
-    /// Records who changes an object; `text` is as for a new one.
+    /// The managedFields of a changed object. `new` and `encoded` are as in [`Self::owners_after_create`].
     pub fn owners_after_update(
         &self,
         old: &SplitObject<'_>,
         new: &mut dyn Object,
-        text: Option<&[u8]>,
+        encoded: Option<&[u8]>,
     ) -> RawManagedFields {
-        if let Some(text) = text {
+        if let Some(encoded) = encoded {
             return match old.owners.as_bytes() {
                 b"" => RawManagedFields::default(),
-                _ => self.owners_after_write(&old.json, text, &old.owners, meta::now()),
+                _ => self.owners_after_write(&old.json, encoded, &old.owners, meta::now()),
             };
         }
         meta::normalise(new.meta_mut());
@@ -100,7 +99,7 @@ impl<'a> OwnershipTracker<'a> {
         } else if is_reset(sent.as_ref()) {
             return RawManagedFields::default();
         }
-        // A client that does not know of managedFields leaves them out; it does not mean to remove them.
+        // A client that does not send managedFields does not know of them. Only an explicitly empty list removes them.
         match Some(Owners::from_client(sent.as_ref())).filter(|o| !o.is_empty()) {
             Some(owners) => self.compute_encoded(&old.json, &new.encode(), owners, meta::now()),
             None if old.owners.as_bytes().is_empty() => RawManagedFields::default(),
@@ -108,7 +107,7 @@ impl<'a> OwnershipTracker<'a> {
         }
     }
 
-    /// What the writer takes from the owners recorded before.
+    /// The managedFields after a write, from the cache or computed.
     fn owners_after_write(
         &self,
         old: &[u8],
@@ -134,10 +133,10 @@ impl<'a> OwnershipTracker<'a> {
         OwnershipCacheKey::of((self.part, self.operation, self.manager), before, old, new)
     }
 
-    /// The same, by the rules alone.
+    /// As `owners_after_write`, without the cache.
     fn compute_uncached(&self, old: &[u8], new: &[u8], before: &RawManagedFields, now: Timestamp) -> RawManagedFields {
         match before.owners() {
-            // What is recorded makes no sense, which is as if nothing were.
+            // The stored managedFields are invalid: they are removed, as if no owners had been recorded.
             owners if owners.is_empty() && !before.as_bytes().is_empty() => RawManagedFields::default(),
             owners => self.compute_encoded(old, new, owners, now),
         }
@@ -152,18 +151,19 @@ impl<'a> OwnershipTracker<'a> {
         update(&found, before, &self.manager_id(), now)
     }
 
-    /// What applying a configuration makes of an object. The values are without managedFields.
+    /// Applies a configuration. Returns the new object, or `None` if only owners change, and the new managedFields. The
+    /// values do not contain managedFields.
     pub fn apply(
         &self,
         live: &Value,
-        recorded: &RawManagedFields,
+        before: &RawManagedFields,
         config: &Value,
         force: bool,
     ) -> Result<(Option<Value>, RawManagedFields), ApplyError> {
         let schema = self.kind.schema();
         let now = meta::now();
         let (id, ignored) = (self.manager_id(), self.ignored());
-        let mut owners = recorded.owners();
+        let mut owners = before.owners();
         if owners.is_empty() {
             let id = ManagerId { manager: BEFORE_FIRST_APPLY.into(), operation: Operation::Update, ..id.clone() };
             owners = update(&difference(schema, &json!({}), live).ignoring(&ignored), owners, &id, now);
@@ -174,7 +174,7 @@ impl<'a> OwnershipTracker<'a> {
     }
 }
 
-/// Has the client asked to forget all owners?
+/// Returns true if the client asks to remove all owners: it sent an empty list, or a list with one empty entry.
 fn is_reset(sent: Option<&Vec<ManagedFieldsEntry>>) -> bool {
     sent.is_some_and(|entries| entries.is_empty() || *entries == [ManagedFieldsEntry::default()])
 }
@@ -195,10 +195,10 @@ mod tests {
         (text + "}").into_bytes()
     }
 
-    /// The same object with other values outside lists.
-    fn twin(value: &Value) -> Value {
+    /// The same object with other values outside lists. Its owners must be the same.
+    fn variant(value: &Value) -> Value {
         match value {
-            Value::Object(members) => members.iter().map(|(name, value)| (name.clone(), twin(value))).collect(),
+            Value::Object(members) => members.iter().map(|(name, value)| (name.clone(), variant(value))).collect(),
             Value::String(text) if !text.contains('"') => format!("{text} of another").into(),
             Value::Number(number) if number.is_u64() => (number.as_u64().unwrap() * 3 + 7).into(),
             other => other.clone(),
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_gives_what_the_rules_give() {
+    fn cached_owners_equal_computed_owners() {
         let kinds = test_kinds::all();
         let mut cache_hits = 0;
         for seed in 0..600 {
@@ -218,8 +218,8 @@ mod tests {
             let kind = &*kinds[random.below(kinds.len())];
             let root = kind.schema().root();
             let (mut value, mut old) = (json!({}), b"{}".to_vec());
-            let [mut owners, mut owners_of_twin] = [RawManagedFields::default(), RawManagedFields::default()];
-            let mut old_of_twin = old.clone();
+            let [mut owners, mut owners_of_variant] = [RawManagedFields::default(), RawManagedFields::default()];
+            let mut old_of_variant = old.clone();
             for step in 0..random.below(8) + 1 {
                 value = if step == 0 { random.value(root, 0) } else { random.changed(root, &value, 0) };
                 let part = [ObjectPart::Main, ObjectPart::Main, ObjectPart::Status, ObjectPart::Whole][random.below(4)];
@@ -229,22 +229,22 @@ mod tests {
                     let want = tracker.compute_uncached(old, &new, owners, now);
                     assert_eq!(tracker.owners_after_write(old, &new, owners, now), want, "seed {seed}, step {step}");
                     if let Some(key) = tracker.cache_key(old, &new, owners) {
-                        let known = kind.caches().ownership.get(&key.key).is_some();
-                        assert!(known || key.key.len() > 2000, "seed {seed}, step {step}");
-                        cache_hits += usize::from(known);
+                        let is_cached = kind.caches().ownership.get(&key.key).is_some();
+                        assert!(is_cached || key.key.len() > 2000, "seed {seed}, step {step}");
+                        cache_hits += usize::from(is_cached);
                     }
                     (*old, *owners) = (new, want);
                 };
                 write(&mut old, object(&value), &mut owners, at(1_700_000_000 + random.below(4)));
-                let other = object(&twin(&value));
-                write(&mut old_of_twin, other, &mut owners_of_twin, at(1_700_000_000 + random.below(4)));
+                let other = object(&variant(&value));
+                write(&mut old_of_variant, other, &mut owners_of_variant, at(1_700_000_000 + random.below(4)));
             }
         }
         assert!(cache_hits > 2000, "only {cache_hits} were answered from the cache");
     }
 
     #[test]
-    fn beyond_ten_owners_times_decide_who_stays() {
+    fn beyond_ten_owners_the_times_decide_which_are_merged() {
         let kinds = test_kinds::all();
         let kind = kinds.iter().find(|kind| kind.descriptor().plural == "configmaps").unwrap();
         let (mut value, mut old, mut owners) = (json!({ "metadata": {} }), b"{}".to_vec(), RawManagedFields::default());
@@ -265,30 +265,30 @@ mod tests {
         let kinds = test_kinds::all();
         let kind = kinds.iter().find(|kind| kind.descriptor().plural == "persistentvolumeclaims").unwrap();
         let tracker = OwnershipTracker::new(&**kind, ObjectPart::Main, Operation::Update, "kubectl");
-        let made = |name: &str, class: &str| {
+        let claim = |name: &str, class: &str| {
             object(
                 &json!({ "metadata": { "name": name, "finalizers": ["a/b"] }, "spec": { "storageClassName": class } }),
             )
         };
         let nothing = RawManagedFields::default();
-        let (one, other) = (made("one", "fast"), made("other", "slow"));
-        let known = |old: &[u8], new: &[u8], before: &RawManagedFields| {
+        let (one, other) = (claim("one", "fast"), claim("other", "slow"));
+        let is_cached = |old: &[u8], new: &[u8], before: &RawManagedFields| {
             let key = tracker.cache_key(old, new, before).unwrap();
             kind.caches().ownership.get(&key.key).is_some()
         };
-        assert!(!known(b"{}", &one, &nothing));
+        assert!(!is_cached(b"{}", &one, &nothing));
         let first = tracker.owners_after_write(b"{}", &one, &nothing, at(100));
-        assert!(known(b"{}", &other, &nothing), "the name and the class do not matter");
+        assert!(is_cached(b"{}", &other, &nothing), "the name and the class do not matter");
         let second = tracker.owners_after_write(b"{}", &other, &nothing, at(200));
-        let text = |recorded: &RawManagedFields| String::from_utf8(recorded.as_bytes().to_vec()).unwrap();
+        let text = |raw: &RawManagedFields| String::from_utf8(raw.as_bytes().to_vec()).unwrap();
         assert_eq!(text(&first).replace("00:01:40", "00:03:20"), text(&second));
-        let changed = made("one", "faster");
+        let changed = claim("one", "faster");
         let third = tracker.owners_after_write(&one, &changed, &first, at(300));
-        assert!(known(&other, &made("other", "faster"), &second), "nor do times");
+        assert!(is_cached(&other, &claim("other", "faster"), &second), "nor do times");
         assert_eq!(third, tracker.compute_uncached(&one, &changed, &first, at(300)));
-        let elsewhere = OwnershipTracker::new(&**kind, ObjectPart::Main, Operation::Update, "somebody");
-        assert!(kind.caches().ownership.get(&elsewhere.cache_key(b"{}", &one, &nothing).unwrap().key).is_none());
+        let other_manager = OwnershipTracker::new(&**kind, ObjectPart::Main, Operation::Update, "another-manager");
+        assert!(kind.caches().ownership.get(&other_manager.cache_key(b"{}", &one, &nothing).unwrap().key).is_none());
         let more = object(&json!({ "metadata": { "name": "one", "finalizers": ["c/d"] }, "spec": {} }));
-        assert!(!known(b"{}", &more, &nothing), "what is in a list does");
+        assert!(!is_cached(b"{}", &more, &nothing), "what is in a list does");
     }
 }

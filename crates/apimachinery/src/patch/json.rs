@@ -1,13 +1,14 @@
-//! JSON patch, bounded: a few short operations can ask for an object larger or deeper than any machine can hold.
+//! JSON patches with limits. Without limits a few short copy operations create an object that exceeds the memory, or one
+//! that is nested too deeply for recursive functions.
 
 use json_patch::{Patch, PatchOperation};
 use serde_json::Value;
 
 use crate::error::ApiError;
 
-/// All that copies may add together, in bytes of JSON.
+/// The limit for all copy operations of a patch together, in bytes of JSON.
 const MAX_COPIED_BYTES: usize = 3 << 20;
-/// How deep an object may be; as deep as one that comes in a body.
+/// The nesting limit of an object. The JSON decoder has the same limit for bodies.
 const MAX_DEPTH: usize = 128;
 
 pub(super) fn apply(value: &mut Value, patch: &Patch) -> Result<(), ApiError> {
@@ -79,14 +80,14 @@ mod tests {
     }
 
     #[test]
-    fn copies_cannot_fill_the_memory() {
+    fn copied_bytes_are_limited() {
         let doubling: Vec<Value> =
             (0..60).map(|i| json!({ "op": "copy", "from": "/a", "path": format!("/a/x{i}") })).collect();
         assert!(matches!(run(doubling.into()), Err(ApiError::TooLarge { .. })));
     }
 
     #[test]
-    fn nothing_gets_deeper_than_a_body_can_be() {
+    fn patched_objects_have_the_nesting_limit_of_bodies() {
         let path = |n: usize| "/a".to_owned() + &"/x".repeat(n);
         let deeper: Vec<Value> = (1..300).map(|n| json!({ "op": "add", "path": path(n), "value": {} })).collect();
         assert!(matches!(run(deeper.into()), Err(ApiError::PatchRejected)));

@@ -1,4 +1,5 @@
-//! PATCH: which algorithm the content type asks for, and its application to a stored object.
+//! Patches: the format follows from the content type of the request. Server-side apply is not implemented here, but in
+//! [`field_ownership`](crate::field_ownership).
 
 mod json;
 mod strategic;
@@ -13,10 +14,13 @@ use crate::managed_fields::CurrentObject;
 use crate::render;
 use crate::schema::Schema;
 
+/// The content types of patches, as the error message lists them.
 const ACCEPTED: &str = "application/json-patch+json, application/merge-patch+json, \
                         application/strategic-merge-patch+json, application/apply-patch+yaml";
+/// As `ACCEPTED`, for custom resources.
 const ACCEPTED_FOR_CUSTOM: &str =
     "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml";
+/// The limit for the operations of a JSON patch.
 const MAX_OPERATIONS: usize = 10_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +66,7 @@ impl Patch {
         Ok(match format {
             PatchFormat::Json => {
                 let operations: Vec<Value> = serde_json::from_slice(body).map_err(bad)?;
-                // Well-formed but meaningless is refused like an operation that does not apply.
+                // A list that contains an invalid operation has the same error as an operation that fails.
                 let patch: json_patch::Patch =
                     serde_json::from_value(operations.into()).map_err(|_| ApiError::PatchRejected)?;
                 if patch.0.len() > MAX_OPERATIONS {
@@ -76,7 +80,8 @@ impl Patch {
         })
     }
 
-    /// The patched object as a text, with the resourceVersion it was read at unless the patch carries its own.
+    /// Returns the patched object as JSON. It has the resourceVersion of the current object unless the patch sets one. It
+    /// has managedFields only if the patch refers to them.
     pub fn apply(&self, kind: &dyn Kind, current: &CurrentObject<'_>) -> Result<String, ApiError> {
         let mut bytes = BytesMut::new();
         let stored = current.stored;
@@ -85,17 +90,17 @@ impl Patch {
         } else {
             render::write_json(&mut bytes, kind.descriptor(), &current.split.json, stored.revision);
         }
-        let damaged = |e: serde_json::Error| ApiError::Internal(format!("a stored object cannot be read: {e}"));
+        let undecodable = |e: serde_json::Error| ApiError::Internal(format!("a stored object cannot be read: {e}"));
         if let Self::Merge(patch) = self {
-            let text = std::str::from_utf8(&bytes).map_err(|e| damaged(serde::de::Error::custom(e)))?;
+            let text = std::str::from_utf8(&bytes).map_err(|e| undecodable(serde::de::Error::custom(e)))?;
             return Ok(json_scanner::apply_merge_patch(text, patch));
         }
-        let mut value: Value = serde_json::from_slice(&bytes).map_err(damaged)?;
+        let mut value: Value = serde_json::from_slice(&bytes).map_err(undecodable)?;
         self.merge(kind.schema(), &mut value)?;
         Ok(value.to_string())
     }
 
-    /// The patch as one of what holds an object, if it is no more than that.
+    /// The patch as a [`FinalizerPatch`]. `None` if it changes anything else.
     pub fn as_finalizer_patch(&self) -> Option<FinalizerPatch<'_>> {
         match self {
             Self::Merge(patch) => FinalizerPatch::of(patch),
@@ -103,7 +108,7 @@ impl Patch {
         }
     }
 
-    /// Owners are joined to the object only for a patch that is about them.
+    /// Returns true if the patch refers to managedFields. Only then are they inserted into the object.
     fn touches_managed_fields(&self) -> bool {
         match self {
             Self::Merge(patch) | Self::Strategic(patch) => patch.pointer("/metadata/managedFields").is_some(),
@@ -116,14 +121,14 @@ impl Patch {
                     };
                     [Some(operation.path().as_str()), from]
                 });
-                // The metadata as a whole, or all there is.
+                // The whole object and the whole metadata contain managedFields.
                 let whole = ["", "/metadata"];
                 pointers.flatten().any(|p| whole.contains(&p) || p.starts_with("/metadata/managedFields"))
             }
         }
     }
 
-    /// Applies the patch to an object of this shape.
+    /// Applies the patch to an object with this schema.
     pub fn merge(&self, schema: &Schema, value: &mut Value) -> Result<(), ApiError> {
         match self {
             Self::Json(patch) => json::apply(value, patch)?,
@@ -134,8 +139,8 @@ impl Patch {
     }
 }
 
-/// A merge patch of finalizers, perhaps with the version they were read at: what controllers send most. The object need
-/// not become a text for it.
+/// A merge patch that sets `metadata.finalizers` and optionally `metadata.resourceVersion`. Controllers send such patches
+/// most often. It is applied to the decoded object, without encoding and decoding it.
 pub struct FinalizerPatch<'a> {
     finalizers: Option<Vec<&'a str>>,
     version: Option<&'a str>,
@@ -155,7 +160,7 @@ impl<'a> FinalizerPatch<'a> {
         (metadata.len() == 1 + usize::from(version.is_some())).then_some(Self { finalizers, version })
     }
 
-    /// The patched object, as [`Patch::apply`] would say it.
+    /// The patched object. [`Patch::apply`] gives the same object as JSON.
     pub fn apply(&self, current: &CurrentObject<'_>) -> Box<dyn Object> {
         let mut object = current.object.copy();
         let meta = object.meta_mut();
@@ -166,7 +171,7 @@ impl<'a> FinalizerPatch<'a> {
     }
 }
 
-/// What a value is, in the words of the real server's decoder.
+/// The JSON type of a value, as Go's decoder names it in its errors.
 fn json_type_name(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

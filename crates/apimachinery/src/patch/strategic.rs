@@ -1,5 +1,5 @@
-//! Strategic merge: a merge patch that joins some lists element by element, with directives for what a plain merge
-//! cannot say. Directives never reach the result.
+//! Strategic merge patches: merge patches that merge some lists by element. Directives such as `$patch` delete, replace and
+//! order elements; they are not part of the result.
 
 use serde_json::{Map, Value};
 
@@ -76,7 +76,7 @@ fn merge_object(ty: TypeRef<'_>, target: &mut Map<String, Value>, patch: &Map<St
             }
         }
     }
-    // An order without changes to the list itself still sorts what is there.
+    // `$setElementOrder` also sorts a list that the patch does not change.
     for (key, order) in with_prefix(patch, ORDER_PREFIX).filter(|(key, _)| !patch.contains_key(*key)) {
         let inner = ty.member(key).unwrap_or_else(|| Schema::unknown().root());
         if let Some(Value::Array(current)) = target.remove(key) {
@@ -125,7 +125,7 @@ fn merge_list(
 }
 
 fn merge_by_key(ty: TypeRef<'_>, current: Vec<Value>, change: &[Value], key: &str) -> Result<Vec<Value>, ApiError> {
-    // A lone `$patch: replace` element stands for the whole list.
+    // An element `$patch: replace` without a key replaces the whole list.
     if change.iter().any(|v| v.get(PATCH_DIRECTIVE).is_some_and(|p| p == "replace") && v.get(key).is_none()) {
         return Ok(change.iter().filter(|v| !is_directive(v)).map(|v| without_directives(v.clone())).collect());
     }
@@ -160,7 +160,7 @@ fn patch_strategy<'a>(ty: TypeRef<'a>, key: &str) -> &'a PatchStrategy {
     ty.declared(key).map_or(&PatchStrategy::Plain, |field| &field.patch_strategy)
 }
 
-/// A patch that fixes the order of a list must list its own elements in that order.
+/// Checks that the elements of the patch are in the order of `$setElementOrder`.
 fn check_order<'a>(
     elements: impl Iterator<Item = &'a Value>,
     order: Option<&[Value]>,
@@ -179,6 +179,7 @@ fn check_order<'a>(
     Ok(())
 }
 
+/// The `$patch` directive of an object.
 fn directive(patch: &Map<String, Value>) -> Result<Option<&str>, ApiError> {
     match patch.get(PATCH_DIRECTIVE) {
         None => Ok(None),
@@ -187,6 +188,7 @@ fn directive(patch: &Map<String, Value>) -> Result<Option<&str>, ApiError> {
     }
 }
 
+/// Returns true for an element that contains nothing but a `$patch` directive.
 fn is_directive(value: &Value) -> bool {
     value.as_object().is_some_and(|o| o.len() == 1 && o.contains_key(PATCH_DIRECTIVE))
 }
@@ -213,8 +215,7 @@ fn without_directives(value: Value) -> Value {
     }
 }
 
-/// Elements named in the order come in that order. Those it does not name keep their place relative to the named
-/// element they followed.
+/// Sorts elements by `$setElementOrder`. An element that is not in the order stays behind the element that it followed.
 fn sort_by_order(merged: Vec<Value>, order: Option<&[Value]>, same: impl Fn(&Value, &Value) -> bool) -> Vec<Value> {
     let Some(order) = order else { return merged };
     let rank = |element: &Value| order.iter().position(|wanted| same(element, wanted));
@@ -278,7 +279,7 @@ mod tests {
                 json!({"spec":{"volumes":[{"name":"a","hostPath":{"path":"/x"}}]}}),
             ),
             (
-                "the element order is obeyed",
+                "elements are sorted by $setElementOrder",
                 "Node",
                 json!({"status":{"conditions":[{"type":"A"},{"type":"B"}]}}),
                 json!({"status":{"$setElementOrder/conditions":[{"type":"B"},{"type":"A"}],"conditions":[{"type":"B","status":"True"}]}}),
@@ -319,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_that_contradicts_the_elements_is_refused() {
+    fn elements_in_another_order_than_the_directive_are_refused() {
         let mut target = json!({"spec":{"containers":[{"name":"a"},{"name":"b"}]}});
         let patch = json!({"spec":{
             "$setElementOrder/containers":[{"name":"a"},{"name":"b"}],
