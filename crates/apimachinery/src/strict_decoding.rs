@@ -80,7 +80,7 @@ impl<'de> DeserializeSeed<'de> for ValueCheck<'_, '_> {
 
 /// The name of a member. It is borrowed from the body unless it contains escapes.
 #[derive(serde::Deserialize)]
-struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
+struct MemberName<'a>(#[serde(borrow)] Cow<'a, str>);
 
 /// The names of the members of one object so far. A list up to `MAX_LINEAR_SEARCH` names, a set beyond.
 #[derive(Default)]
@@ -119,7 +119,7 @@ impl<'de> Visitor<'de> for ValueCheck<'_, '_> {
         let Self { check, ty, omits_zero } = self;
         let before = check.path.len();
         let mut keys = ObjectKeys::default();
-        while let Some(Name(name)) = map.next_key::<Name<'de>>()? {
+        while let Some(MemberName(name)) = map.next_key::<MemberName<'de>>()? {
             if before > 0 {
                 check.path.push('.');
             }

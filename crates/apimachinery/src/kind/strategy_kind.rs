@@ -19,6 +19,7 @@ use crate::names::NameRule;
 use crate::schema::Schema;
 use crate::schema::builtin::OpenApiDefinitions;
 
+/// A kind with the behaviour of the strategy `S`.
 pub struct StrategyKind<S> {
     descriptor: Descriptor,
     conversion: Option<Arc<dyn Conversion>>,
@@ -37,6 +38,12 @@ impl<S: Strategy> StrategyKind<S> {
             caches: KindCaches::default(),
             strategy: PhantomData,
         }
+    }
+}
+
+impl<S: Strategy> Default for StrategyKind<S> {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

@@ -15,6 +15,12 @@ pub struct OpenApiDefinitions {
     generator: SchemaGenerator,
 }
 
+impl Default for OpenApiDefinitions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl OpenApiDefinitions {
     pub fn new() -> Self {
         let settings = SchemaSettings::draft2020_12().with(|s| {
