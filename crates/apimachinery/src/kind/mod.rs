@@ -8,7 +8,7 @@ mod strategy_kind;
 
 use std::sync::Arc;
 
-use cleat_api::Handed;
+use cleat_api::transport::TypedBody;
 use jiff::Timestamp;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -44,7 +44,7 @@ pub trait Kind: Send + Sync {
     /// [`strict_decoding`](crate::strict_decoding) reports both.
     fn decode(&self, source: DecodeSource<'_>) -> Result<Box<dyn Object>, serde_json::Error>;
     /// Takes the object out of the body of an in-process request. `None` if the body holds another type.
-    fn take_typed(&self, _body: &Handed) -> Option<Box<dyn Object>> {
+    fn take_typed(&self, _body: &TypedBody) -> Option<Box<dyn Object>> {
         None
     }
     fn set_defaults(&self, object: &mut dyn Object);

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock};
 
-use cleat_api::Handed;
+use cleat_api::transport::TypedBody;
 use jiff::Timestamp;
 use serde_json::Value;
 
@@ -77,7 +77,7 @@ impl<S: Strategy> Kind for StrategyKind<S> {
         self.conversion().is_none() && !matches!(d.plural.as_str(), "events" | "customresourcedefinitions")
     }
 
-    fn take_typed(&self, body: &Handed) -> Option<Box<dyn Object>> {
+    fn take_typed(&self, body: &TypedBody) -> Option<Box<dyn Object>> {
         body.take::<S::Object>().map(|object| object as Box<dyn Object>)
     }
 
