@@ -1,4 +1,4 @@
-//! The kinds that are served at the moment: the built-in ones, and those that CustomResourceDefinitions add and remove.
+//! The kinds that the API server serves: the built-in ones, and those of CustomResourceDefinitions, which come and go.
 
 use std::sync::Arc;
 
@@ -8,41 +8,43 @@ use tokio::sync::watch;
 
 use crate::strategy;
 
-/// The set of served kinds. Readers take a snapshot with [`Catalog::kinds`].
-pub struct Catalog(watch::Sender<Arc<Kinds>>);
+/// The served kinds. Readers take a snapshot with [`KindCatalog::kinds`].
+pub struct KindCatalog(watch::Sender<Arc<ServedKinds>>);
 
-impl Catalog {
+impl KindCatalog {
+    /// A catalog of the built-in kinds only.
     pub fn builtin() -> Self {
-        Self(watch::Sender::new(Arc::new(Kinds { builtin: strategy::all(), custom: Vec::new() })))
+        Self(watch::Sender::new(Arc::new(ServedKinds { builtin: strategy::builtin_kinds(), custom: Vec::new() })))
     }
 
-    /// The kinds served at this moment.
-    pub fn kinds(&self) -> Arc<Kinds> {
+    /// A snapshot of the served kinds.
+    pub fn kinds(&self) -> Arc<ServedKinds> {
         self.0.borrow().clone()
     }
 
-    /// Serves exactly these kinds for the definition of this name; none to serve it no longer.
-    pub fn define(&self, definition: &str, kinds: Vec<Arc<dyn Kind>>) {
+    /// Replaces the kinds of the definition with this name. The old ones are retired, which ends their watches. An empty
+    /// `kinds` removes the definition.
+    pub fn set_custom_kinds(&self, definition: &str, kinds: Vec<Arc<dyn Kind>>) {
         self.0.send_modify(|current| {
             let mut custom: Vec<_> = current.custom.iter().filter(|(name, _)| name != definition).cloned().collect();
-            for (_, gone) in current.custom.iter().filter(|(name, _)| name == definition) {
-                gone.retire();
+            for (_, old) in current.custom.iter().filter(|(name, _)| name == definition) {
+                old.retire();
             }
             custom.extend(kinds.into_iter().map(|kind| (definition.to_owned(), kind)));
             custom.sort_by(|(a, _), (b, _)| a.cmp(b));
-            *current = Arc::new(Kinds { builtin: current.builtin.clone(), custom });
+            *current = Arc::new(ServedKinds { builtin: current.builtin.clone(), custom });
         });
     }
 }
 
-/// The kinds served, in the order discovery shows them.
-pub struct Kinds {
+/// A snapshot of the served kinds, in the order of discovery documents.
+pub struct ServedKinds {
     builtin: Vec<Arc<dyn Kind>>,
-    /// With the name of the definition each is from.
+    /// Each with the name of its definition; sorted by that name.
     custom: Vec<(String, Arc<dyn Kind>)>,
 }
 
-impl Kinds {
+impl ServedKinds {
     pub fn find(&self, group: &str, version: &str, plural: &str) -> Option<&Arc<dyn Kind>> {
         self.iter().find(|kind| {
             let d = kind.descriptor();
@@ -54,7 +56,7 @@ impl Kinds {
         self.builtin.iter().chain(self.custom.iter().map(|(_, kind)| kind))
     }
 
-    /// Groups with their versions, each once, the core group first.
+    /// The groups, each once and the core group first, with their versions in descending priority.
     pub fn groups(&self) -> Vec<(&str, Vec<&str>)> {
         let mut groups: Vec<(&str, Vec<&str>)> = Vec::new();
         for kind in self.iter() {
@@ -71,7 +73,8 @@ impl Kinds {
         groups
     }
 
-    pub fn in_version<'a>(&'a self, group: &'a str, version: &'a str) -> impl Iterator<Item = &'a Arc<dyn Kind>> {
+    /// The kinds of one group and version.
+    pub fn in_group_version<'a>(&'a self, group: &'a str, version: &'a str) -> impl Iterator<Item = &'a Arc<dyn Kind>> {
         self.iter().filter(move |kind| kind.descriptor().group == group && kind.descriptor().version == version)
     }
 }

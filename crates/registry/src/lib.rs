@@ -1,7 +1,8 @@
-//! The behaviour of each kind: [`strategy`] holds one file per built-in kind, [`custom`] the kinds that
-//! CustomResourceDefinitions add, [`catalog`] the kinds that are served at the moment.
+//! The behaviour of each API kind: [`strategy`] has one file per built-in kind, [`custom`] the kinds of
+//! CustomResourceDefinitions with their schemas and CEL rules, [`catalog`] the set of served kinds, and [`reader`] typed
+//! access to stored objects.
 //!
-//! Strategies are pure. A rule that needs other objects is admission and belongs to the API server.
+//! Strategies and custom kinds are pure. A rule that needs other objects is admission and belongs to the API server.
 
 pub mod catalog;
 pub mod custom;

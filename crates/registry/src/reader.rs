@@ -1,21 +1,21 @@
-//! Reads stored objects by their resource name, for code that needs a few fields of a few kinds.
+//! Reads single stored objects by group, resource and name, for code that needs a few fields of a few kinds.
 
 use std::sync::Arc;
 
 use cleat_store::{Entry, ReadError, Store};
 use serde::de::DeserializeOwned;
 
-use crate::catalog::{Catalog, Kinds};
+use crate::catalog::{KindCatalog, ServedKinds};
 
-/// The store, and the catalog that tells where in it a kind's objects are.
+/// The store, and the catalog that gives the storage keys of a kind.
 #[derive(Clone)]
 pub struct ObjectReader {
     store: Arc<dyn Store>,
-    catalog: Arc<Catalog>,
+    catalog: Arc<KindCatalog>,
 }
 
 impl ObjectReader {
-    pub fn new(store: Arc<dyn Store>, catalog: Arc<Catalog>) -> Self {
+    pub fn new(store: Arc<dyn Store>, catalog: Arc<KindCatalog>) -> Self {
         Self { store, catalog }
     }
 
@@ -23,11 +23,11 @@ impl ObjectReader {
         &*self.store
     }
 
-    pub fn kinds(&self) -> Arc<Kinds> {
+    pub fn kinds(&self) -> Arc<ServedKinds> {
         self.catalog.kinds()
     }
 
-    /// The stored entry of an object of a v1 kind. `None` if there is no such kind or no such object.
+    /// The stored entry of an object whose kind is served as `v1`. `None` if there is no such kind or no such object.
     pub async fn entry(
         &self,
         group: &str,
@@ -42,7 +42,7 @@ impl ObjectReader {
         }
     }
 
-    /// The object, decoded as `T`. `None` also if it cannot be read or decoded.
+    /// The object, decoded as `T`. Returns `None` if there is no such object, and also if reading or decoding it fails.
     pub async fn get<T: DeserializeOwned>(
         &self,
         group: &str,

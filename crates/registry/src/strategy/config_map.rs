@@ -1,4 +1,4 @@
-//! ConfigMap.
+//! Strategy of ConfigMap (v1), and the limits of data that Secret shares.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -6,31 +6,32 @@ use serde_json::Value;
 
 use cleat_apimachinery::column::{self, AGE, Column, NAME};
 use cleat_apimachinery::descriptor::Descriptor;
-use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::field_error::FieldError;
 use cleat_apimachinery::kind::Strategy;
 
-pub(super) struct ConfigMaps;
+pub(super) struct ConfigMapStrategy;
 
-pub(super) const DATA_LIMIT: usize = 1 << 20;
+/// Limit of all values together.
+pub(super) const MAX_DATA_BYTES: usize = 1 << 20;
 
-/// Keys of the data of config maps and secrets.
-pub(super) fn check_key(path: &str, key: &str, errors: &mut Vec<FieldError>) {
-    let fine = !key.is_empty() && key.len() <= 253 && key != "." && !key.starts_with("..");
-    if !fine || !key.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b)) {
+/// A key in the data of a ConfigMap or Secret.
+pub(super) fn check_data_key(path: &str, key: &str, errors: &mut Vec<FieldError>) {
+    let is_file_name = !key.is_empty() && key.len() <= 253 && key != "." && !key.starts_with("..");
+    if !is_file_name || !key.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b)) {
         let why = "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or \
                    'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')";
         errors.push(FieldError::invalid(format!("{path}[{key}]"), key, why));
     }
 }
 
-impl Strategy for ConfigMaps {
+impl Strategy for ConfigMapStrategy {
     type Object = ConfigMap;
 
     fn descriptor() -> Descriptor {
-        Descriptor::new("", "v1", "ConfigMap", "configmaps").short(&["cm"]).deletes_with_status()
+        Descriptor::new("", "v1", "ConfigMap", "configmaps").short_names(&["cm"]).deletes_with_status()
     }
 
-    fn default(map: &mut ConfigMap) {
+    fn set_defaults(map: &mut ConfigMap) {
         map.data.take_if(|d| d.is_empty());
         map.binary_data.take_if(|d| d.is_empty());
     }
@@ -39,18 +40,18 @@ impl Strategy for ConfigMaps {
         let mut errors = Vec::new();
         let mut size = 0;
         for (key, value) in map.data.iter().flatten() {
-            check_key("data", key, &mut errors);
+            check_data_key("data", key, &mut errors);
             size += value.len();
             if map.binary_data.as_ref().is_some_and(|b| b.contains_key(key)) {
                 errors.push(FieldError::invalid(format!("data[{key}]"), key, "duplicate of key present in binaryData"));
             }
         }
         for (key, value) in map.binary_data.iter().flatten() {
-            check_key("binaryData", key, &mut errors);
+            check_data_key("binaryData", key, &mut errors);
             size += value.0.len();
         }
-        if size > DATA_LIMIT {
-            errors.push(FieldError::too_long("", DATA_LIMIT));
+        if size > MAX_DATA_BYTES {
+            errors.push(FieldError::too_long("", MAX_DATA_BYTES));
         }
         errors
     }

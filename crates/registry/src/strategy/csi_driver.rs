@@ -1,25 +1,26 @@
-//! CSIDriver.
+//! Strategy of CSIDriver (storage.k8s.io/v1).
 
 use jiff::Timestamp;
 use k8s_openapi::api::storage::v1::CSIDriver;
 use serde_json::Value;
 
-use super::{check_choice, immutable, or_none, or_unset};
+use super::field_checks::{check_immutable, check_supported};
+use super::table_cells::{or_none, or_unset};
 use cleat_apimachinery::column::{self, AGE, Column, NAME};
 use cleat_apimachinery::descriptor::Descriptor;
-use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::field_error::FieldError;
 use cleat_apimachinery::kind::Strategy;
 
-pub(super) struct CsiDrivers;
+pub(super) struct CsiDriverStrategy;
 
-impl Strategy for CsiDrivers {
+impl Strategy for CsiDriverStrategy {
     type Object = CSIDriver;
 
     fn descriptor() -> Descriptor {
         Descriptor::new("storage.k8s.io", "v1", "CSIDriver", "csidrivers").cluster_scoped().put_needs_version()
     }
 
-    fn default(driver: &mut CSIDriver) {
+    fn set_defaults(driver: &mut CSIDriver) {
         let spec = &mut driver.spec;
         spec.attach_required.get_or_insert(true);
         spec.pod_info_on_mount.get_or_insert(false);
@@ -44,9 +45,9 @@ impl Strategy for CsiDrivers {
         let mut errors = Vec::new();
         let spec = &driver.spec;
         let policies = ["ReadWriteOnceWithFSType", "File", "None"];
-        check_choice("spec.fsGroupPolicy", spec.fs_group_policy.as_ref(), &policies, &mut errors);
+        check_supported("spec.fsGroupPolicy", spec.fs_group_policy.as_ref(), &policies, &mut errors);
         for mode in spec.volume_lifecycle_modes.iter().flatten() {
-            check_choice("spec.volumeLifecycleModes", Some(mode), &["Ephemeral", "Persistent"], &mut errors);
+            check_supported("spec.volumeLifecycleModes", Some(mode), &["Ephemeral", "Persistent"], &mut errors);
         }
         let mut audiences = std::collections::BTreeSet::new();
         for (i, request) in spec.token_requests.iter().flatten().enumerate() {
@@ -74,20 +75,22 @@ impl Strategy for CsiDrivers {
     fn validate_update(new: &CSIDriver, old: &CSIDriver) -> Vec<FieldError> {
         let mut errors = Vec::new();
         let (new, old) = (&new.spec, &old.spec);
-        immutable("spec.attachedRequired", &new.attach_required, &old.attach_required, &mut errors);
-        let (modes, before) = (&new.volume_lifecycle_modes, &old.volume_lifecycle_modes);
-        immutable("spec.volumeLifecycleModes", modes, before, &mut errors);
+        check_immutable("spec.attachedRequired", &new.attach_required, &old.attach_required, &mut errors);
+        let (new_modes, old_modes) = (&new.volume_lifecycle_modes, &old.volume_lifecycle_modes);
+        check_immutable("spec.volumeLifecycleModes", new_modes, old_modes, &mut errors);
         errors
     }
 
     fn columns() -> &'static [Column] {
         const COLUMNS: &[Column] = &[
             NAME,
-            Column::text("AttachRequired", "Whether volumes of the driver must be attached before use.").of("boolean"),
-            Column::text("PodInfoOnMount", "Whether the driver is told about the pod at mount.").of("boolean"),
-            Column::text("StorageCapacity", "Whether the driver's capacity guides scheduling.").of("boolean"),
+            Column::text("AttachRequired", "Whether volumes of the driver must be attached before use.")
+                .with_type("boolean"),
+            Column::text("PodInfoOnMount", "Whether the driver gets information about the pod at mount.")
+                .with_type("boolean"),
+            Column::text("StorageCapacity", "Whether the driver's capacity guides scheduling.").with_type("boolean"),
             Column::text("TokenRequests", "Audiences of the service account tokens the driver gets."),
-            Column::text("RequiresRepublish", "Whether mounts are refreshed from time to time.").of("boolean"),
+            Column::text("RequiresRepublish", "Whether mounts are refreshed periodically.").with_type("boolean"),
             Column::text("Modes", "Lifecycles of volumes the driver supports."),
             AGE,
         ];

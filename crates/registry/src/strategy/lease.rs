@@ -1,4 +1,4 @@
-//! Lease.
+//! Strategy of Lease (coordination.k8s.io/v1).
 
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -6,12 +6,12 @@ use serde_json::Value;
 
 use cleat_apimachinery::column::{self, AGE, Column, NAME};
 use cleat_apimachinery::descriptor::Descriptor;
-use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::field_error::FieldError;
 use cleat_apimachinery::kind::Strategy;
 
-pub(super) struct Leases;
+pub(super) struct LeaseStrategy;
 
-impl Strategy for Leases {
+impl Strategy for LeaseStrategy {
     type Object = Lease;
 
     fn descriptor() -> Descriptor {
@@ -35,7 +35,7 @@ impl Strategy for Leases {
     }
 
     fn columns() -> &'static [Column] {
-        const COLUMNS: &[Column] = &[NAME, Column::text("Holder", "Who holds the lease."), AGE];
+        const COLUMNS: &[Column] = &[NAME, Column::text("Holder", "Identity of the holder of the lease."), AGE];
         COLUMNS
     }
 

@@ -1,4 +1,4 @@
-//! Namespace.
+//! Strategy of Namespace (v1). After creation, `spec.finalizers` changes only through the `finalize` subresource.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, NamespaceStatus};
@@ -9,23 +9,23 @@ use cleat_apimachinery::descriptor::Descriptor;
 use cleat_apimachinery::kind::Strategy;
 use cleat_apimachinery::names::NameRule;
 
-pub(super) struct Namespaces;
+pub(super) struct NamespaceStrategy;
 
-const FINALIZER: &str = "kubernetes";
+const KUBERNETES_FINALIZER: &str = "kubernetes";
 const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
-impl Strategy for Namespaces {
+impl Strategy for NamespaceStrategy {
     type Object = Namespace;
 
     fn descriptor() -> Descriptor {
-        Descriptor::new("", "v1", "Namespace", "namespaces").short(&["ns"]).cluster_scoped().with_status()
+        Descriptor::new("", "v1", "Namespace", "namespaces").short_names(&["ns"]).cluster_scoped().with_status()
     }
 
     fn name_rule() -> NameRule {
         NameRule::Label
     }
 
-    fn default(namespace: &mut Namespace) {
+    fn set_defaults(namespace: &mut Namespace) {
         if let Some(name) = namespace.metadata.name.clone() {
             namespace.metadata.labels.get_or_insert_default().insert(NAME_LABEL.into(), name);
         }
@@ -35,8 +35,8 @@ impl Strategy for Namespaces {
     fn prepare_create(namespace: &mut Namespace, _now: Timestamp) {
         namespace.status = Some(NamespaceStatus { phase: Some("Active".into()), ..Default::default() });
         let finalizers = namespace.spec.get_or_insert_default().finalizers.get_or_insert_default();
-        if !finalizers.iter().any(|f| f == FINALIZER) {
-            finalizers.push(FINALIZER.into());
+        if !finalizers.iter().any(|f| f == KUBERNETES_FINALIZER) {
+            finalizers.push(KUBERNETES_FINALIZER.into());
         }
     }
 
@@ -49,15 +49,15 @@ impl Strategy for Namespaces {
         new.spec = old.spec.clone();
     }
 
-    fn is_held(namespace: &Namespace) -> bool {
+    fn is_deletion_blocked(namespace: &Namespace) -> bool {
         namespace.spec.as_ref().and_then(|s| s.finalizers.as_ref()).is_some_and(|f| !f.is_empty())
     }
 
-    fn fields() -> &'static [&'static str] {
+    fn selectable_fields() -> &'static [&'static str] {
         &["status.phase"]
     }
 
-    fn field(namespace: &Namespace, _name: &str) -> String {
+    fn selectable_value(namespace: &Namespace, _name: &str) -> String {
         namespace.status.as_ref().and_then(|s| s.phase.clone()).unwrap_or_default()
     }
 

@@ -1,4 +1,4 @@
-//! Node.
+//! Strategy of Node (v1).
 
 use std::collections::BTreeSet;
 
@@ -6,33 +6,34 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use serde_json::Value;
 
-use super::{canonical, or_none};
+use super::quantity::canonicalize_quantities;
+use super::table_cells::or_none;
 use cleat_apimachinery::column::{self, AGE, Column, NAME};
 use cleat_apimachinery::descriptor::Descriptor;
 use cleat_apimachinery::kind::Strategy;
 
-pub(super) struct Nodes;
+pub(super) struct NodeStrategy;
 
-impl Strategy for Nodes {
+impl Strategy for NodeStrategy {
     type Object = Node;
 
     fn descriptor() -> Descriptor {
         Descriptor::new("", "v1", "Node", "nodes")
-            .short(&["no"])
+            .short_names(&["no"])
             .cluster_scoped()
             .with_status()
             .deletes_with_status()
             .stored_under("minions")
     }
 
-    fn default(node: &mut Node) {
+    fn set_defaults(node: &mut Node) {
         let spec = node.spec.get_or_insert_default();
         if let (Some(range), None) = (spec.pod_cidr.as_ref().filter(|range| !range.is_empty()), &spec.pod_cidrs) {
             spec.pod_cidrs = Some(vec![range.clone()]);
         }
         let status = node.status.get_or_insert_default();
-        canonical(&mut status.capacity);
-        canonical(&mut status.allocatable);
+        canonicalize_quantities(&mut status.capacity);
+        canonicalize_quantities(&mut status.allocatable);
         if status.allocatable.is_none() {
             status.allocatable = status.capacity.clone();
         }
@@ -46,11 +47,11 @@ impl Strategy for Nodes {
         new.spec = old.spec.clone();
     }
 
-    fn fields() -> &'static [&'static str] {
+    fn selectable_fields() -> &'static [&'static str] {
         &["spec.unschedulable"]
     }
 
-    fn field(node: &Node, _name: &str) -> String {
+    fn selectable_value(node: &Node, _name: &str) -> String {
         node.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false).to_string()
     }
 

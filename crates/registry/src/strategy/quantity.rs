@@ -1,22 +1,42 @@
-//! Which quantities stay as they were written. Almost all are rewritten in canonical form; but one whose digits are
-//! already those of the canonical form is kept, and with it a plus sign or a leading zero.
+//! Canonical form of quantities. Kubernetes stores a quantity in canonical form (`1024Mi` becomes `1Gi`), except where
+//! its decoder takes a shortcut: digits that are already canonical are stored as the client wrote them, including a plus
+//! sign or leading zeros.
 
-/// Whether a valid quantity is kept as it is.
-pub(super) fn is_kept(text: &str) -> bool {
+use std::collections::BTreeMap;
+
+use cleat_api::Quantity;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
+
+/// Quantities by resource name: requests, limits, capacity.
+pub(super) type ResourceList = BTreeMap<String, RawQuantity>;
+
+/// Rewrites the quantities in canonical form. An invalid quantity is left unchanged; validation reports it.
+pub(super) fn canonicalize_quantities(resources: &mut Option<ResourceList>) {
+    for raw in resources.iter_mut().flat_map(|r| r.values_mut()) {
+        if let Ok(quantity) = raw.0.parse::<Quantity>()
+            && !is_stored_verbatim(&raw.0)
+        {
+            raw.0 = quantity.to_string();
+        }
+    }
+}
+
+/// Does Kubernetes store this valid quantity exactly as written? See the module's comment.
+fn is_stored_verbatim(text: &str) -> bool {
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
     let end = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(unsigned.len());
     let (number, suffix) = unsigned.split_at(end);
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let (whole, fraction) = (whole.trim_start_matches('0'), fraction.trim_end_matches('0'));
     let length = i32::try_from(whole.len() + fraction.len()).unwrap_or(i32::MAX);
-    match binary(suffix) {
+    match binary_exponent(suffix) {
         Some(exponent) => {
             let fits = 15 - length - exponent * 3 / 10 > 0;
-            let odd = whole.parse::<i64>().is_ok_and(|n| n & 7 != 0);
-            fraction.is_empty() && fits && odd
+            let is_not_multiple_of_8 = whole.parse::<i64>().is_ok_and(|n| n & 7 != 0);
+            fraction.is_empty() && fits && is_not_multiple_of_8
         }
         None => {
-            let Some(exponent) = decimal(suffix) else { return false };
+            let Some(exponent) = decimal_exponent(suffix) else { return false };
             let scale = exponent - i32::try_from(fraction.len()).unwrap_or(0);
             let digits = format!("{whole}{fraction}");
             length <= 18
@@ -28,25 +48,27 @@ pub(super) fn is_kept(text: &str) -> bool {
     }
 }
 
-fn binary(suffix: &str) -> Option<i32> {
-    let at = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"].iter().position(|s| *s == suffix)?;
-    Some(10 * (i32::try_from(at).ok()? + 1))
+/// The power of two that the suffix stands for: 10 for `Ki`.
+fn binary_exponent(suffix: &str) -> Option<i32> {
+    let index = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"].iter().position(|s| *s == suffix)?;
+    Some(10 * (i32::try_from(index).ok()? + 1))
 }
 
-fn decimal(suffix: &str) -> Option<i32> {
+/// The power of ten that the suffix stands for: 3 for `k` or `e3`.
+fn decimal_exponent(suffix: &str) -> Option<i32> {
     if let Some(exponent) = suffix.strip_prefix(['e', 'E']).filter(|e| !e.is_empty()) {
         return exponent.parse().ok();
     }
-    let at = ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"].iter().position(|s| *s == suffix)?;
-    Some(3 * i32::try_from(at).ok()? - 9)
+    let index = ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"].iter().position(|s| *s == suffix)?;
+    Some(3 * i32::try_from(index).ok()? - 9)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::is_kept;
+    use super::is_stored_verbatim;
 
     #[test]
-    fn only_what_is_canonical_but_for_its_sign_is_kept() {
+    fn quantities_with_canonical_digits_are_stored_verbatim() {
         for (text, want) in [
             ("+5Gi", true),
             ("5Gi", true),
@@ -59,7 +81,7 @@ mod tests {
             ("1e9", true),
             ("0.1", false),
         ] {
-            assert_eq!(is_kept(text), want, "{text}");
+            assert_eq!(is_stored_verbatim(text), want, "{text}");
         }
     }
 }

@@ -1,24 +1,32 @@
-//! The four kinds of rbac.authorization.k8s.io. Who may grant what is not decided here but in `guard`.
+//! Strategies of Role, ClusterRole, RoleBinding and ClusterRoleBinding (rbac.authorization.k8s.io/v1). Whether the caller may
+//! grant these permissions is decided by write authorization, not here.
 
 use jiff::Timestamp;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject};
 use serde_json::Value;
 
-use super::check_selector;
+use super::field_checks::check_label_selector;
 use cleat_apimachinery::column::{self, AGE, Column, NAME};
 use cleat_apimachinery::descriptor::Descriptor;
-use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::field_error::FieldError;
 use cleat_apimachinery::kind::Strategy;
 use cleat_apimachinery::names;
 use cleat_apimachinery::names::NameRule;
 
 pub const GROUP: &str = "rbac.authorization.k8s.io";
 
+/// Where the permissions of a role or binding apply.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RoleScope {
+    Namespace,
+    Cluster,
+}
+
 fn descriptor(kind: &str, plural: &str) -> Descriptor {
     Descriptor::new(GROUP, "v1", kind, plural).deletes_with_status().put_creates()
 }
 
-const ROLE_COLUMNS: &[Column] = &[NAME, Column::text("Created At", "When the role was made.").format("date-time")];
+const ROLE_COLUMNS: &[Column] = &[NAME, Column::text("Created At", "When the role was created.").format("date-time")];
 const BINDING_COLUMNS: &[Column] = &[
     NAME,
     Column::text("Role", "The role that is granted."),
@@ -28,9 +36,9 @@ const BINDING_COLUMNS: &[Column] = &[
     Column::text("ServiceAccounts", "The service accounts it is granted to.").wide(),
 ];
 
-pub struct Roles;
+pub struct RoleStrategy;
 
-impl Strategy for Roles {
+impl Strategy for RoleStrategy {
     type Object = Role;
 
     fn descriptor() -> Descriptor {
@@ -42,7 +50,7 @@ impl Strategy for Roles {
     }
 
     fn validate(role: &Role) -> Vec<FieldError> {
-        check_rules(role.rules.as_deref().unwrap_or_default(), true)
+        check_rules(role.rules.as_deref().unwrap_or_default(), RoleScope::Namespace)
     }
 
     fn columns() -> &'static [Column] {
@@ -50,13 +58,13 @@ impl Strategy for Roles {
     }
 
     fn cells(role: &Role, _now: Timestamp) -> Vec<Value> {
-        vec![column::name(&role.metadata), made(role.metadata.creation_timestamp.as_ref())]
+        vec![column::name(&role.metadata), created_cell(role.metadata.creation_timestamp.as_ref())]
     }
 }
 
-pub struct ClusterRoles;
+pub struct ClusterRoleStrategy;
 
-impl Strategy for ClusterRoles {
+impl Strategy for ClusterRoleStrategy {
     type Object = ClusterRole;
 
     fn descriptor() -> Descriptor {
@@ -68,7 +76,7 @@ impl Strategy for ClusterRoles {
     }
 
     fn validate(role: &ClusterRole) -> Vec<FieldError> {
-        let mut errors = check_rules(role.rules.as_deref().unwrap_or_default(), false);
+        let mut errors = check_rules(role.rules.as_deref().unwrap_or_default(), RoleScope::Cluster);
         if let Some(aggregation) = &role.aggregation_rule {
             let path = "aggregationRule.clusterRoleSelectors";
             let selectors = aggregation.cluster_role_selectors.as_deref().unwrap_or_default();
@@ -77,7 +85,7 @@ impl Strategy for ClusterRoles {
                 errors.push(FieldError::required(path, why));
             }
             for (i, selector) in selectors.iter().enumerate() {
-                check_selector(&format!("{path}[{i}]"), selector, &mut errors);
+                check_label_selector(&format!("{path}[{i}]"), selector, &mut errors);
             }
         }
         errors
@@ -88,13 +96,13 @@ impl Strategy for ClusterRoles {
     }
 
     fn cells(role: &ClusterRole, _now: Timestamp) -> Vec<Value> {
-        vec![column::name(&role.metadata), made(role.metadata.creation_timestamp.as_ref())]
+        vec![column::name(&role.metadata), created_cell(role.metadata.creation_timestamp.as_ref())]
     }
 }
 
-pub struct RoleBindings;
+pub struct RoleBindingStrategy;
 
-impl Strategy for RoleBindings {
+impl Strategy for RoleBindingStrategy {
     type Object = RoleBinding;
 
     fn descriptor() -> Descriptor {
@@ -105,18 +113,18 @@ impl Strategy for RoleBindings {
         NameRule::PathSegment
     }
 
-    fn default(binding: &mut RoleBinding) {
+    fn set_defaults(binding: &mut RoleBinding) {
         default_references(&mut binding.role_ref, &mut binding.subjects);
     }
 
     fn validate(binding: &RoleBinding) -> Vec<FieldError> {
         let mut errors = check_role_ref(&binding.role_ref, &["Role", "ClusterRole"]);
-        check_subjects(binding.subjects.as_deref().unwrap_or_default(), true, &mut errors);
+        check_subjects(binding.subjects.as_deref().unwrap_or_default(), RoleScope::Namespace, &mut errors);
         errors
     }
 
     fn validate_update(new: &RoleBinding, old: &RoleBinding) -> Vec<FieldError> {
-        check_same_role(&new.role_ref, &old.role_ref)
+        check_role_unchanged(&new.role_ref, &old.role_ref)
     }
 
     fn columns() -> &'static [Column] {
@@ -125,16 +133,16 @@ impl Strategy for RoleBindings {
 
     fn cells(binding: &RoleBinding, now: Timestamp) -> Vec<Value> {
         let subjects = binding.subjects.as_deref().unwrap_or_default();
-        let mut cells = vec![column::name(&binding.metadata), shown_role(&binding.role_ref)];
+        let mut cells = vec![column::name(&binding.metadata), role_cell(&binding.role_ref)];
         cells.push(column::age(&binding.metadata, now));
-        cells.extend(shown_subjects(subjects));
+        cells.extend(subject_cells(subjects));
         cells
     }
 }
 
-pub struct ClusterRoleBindings;
+pub struct ClusterRoleBindingStrategy;
 
-impl Strategy for ClusterRoleBindings {
+impl Strategy for ClusterRoleBindingStrategy {
     type Object = ClusterRoleBinding;
 
     fn descriptor() -> Descriptor {
@@ -145,18 +153,18 @@ impl Strategy for ClusterRoleBindings {
         NameRule::PathSegment
     }
 
-    fn default(binding: &mut ClusterRoleBinding) {
+    fn set_defaults(binding: &mut ClusterRoleBinding) {
         default_references(&mut binding.role_ref, &mut binding.subjects);
     }
 
     fn validate(binding: &ClusterRoleBinding) -> Vec<FieldError> {
         let mut errors = check_role_ref(&binding.role_ref, &["ClusterRole"]);
-        check_subjects(binding.subjects.as_deref().unwrap_or_default(), false, &mut errors);
+        check_subjects(binding.subjects.as_deref().unwrap_or_default(), RoleScope::Cluster, &mut errors);
         errors
     }
 
     fn validate_update(new: &ClusterRoleBinding, old: &ClusterRoleBinding) -> Vec<FieldError> {
-        check_same_role(&new.role_ref, &old.role_ref)
+        check_role_unchanged(&new.role_ref, &old.role_ref)
     }
 
     fn columns() -> &'static [Column] {
@@ -165,24 +173,24 @@ impl Strategy for ClusterRoleBindings {
 
     fn cells(binding: &ClusterRoleBinding, now: Timestamp) -> Vec<Value> {
         let subjects = binding.subjects.as_deref().unwrap_or_default();
-        let mut cells = vec![column::name(&binding.metadata), shown_role(&binding.role_ref)];
+        let mut cells = vec![column::name(&binding.metadata), role_cell(&binding.role_ref)];
         cells.push(column::age(&binding.metadata, now));
-        cells.extend(shown_subjects(subjects));
+        cells.extend(subject_cells(subjects));
         cells
     }
 }
 
-fn made(time: Option<&k8s_openapi::apimachinery::pkg::apis::meta::v1::Time>) -> Value {
+fn created_cell(time: Option<&k8s_openapi::apimachinery::pkg::apis::meta::v1::Time>) -> Value {
     time.map_or(Value::Null, |t| t.0.to_string().into())
 }
 
-fn shown_role(role: &RoleRef) -> Value {
+fn role_cell(role: &RoleRef) -> Value {
     format!("{}/{}", role.kind, role.name).into()
 }
 
-fn shown_subjects(subjects: &[Subject]) -> [Value; 3] {
-    let of = |kind: &str, shown: fn(&Subject) -> String| -> Value {
-        subjects.iter().filter(|s| s.kind == kind).map(shown).collect::<Vec<_>>().join(", ").into()
+fn subject_cells(subjects: &[Subject]) -> [Value; 3] {
+    let of = |kind: &str, format: fn(&Subject) -> String| -> Value {
+        subjects.iter().filter(|s| s.kind == kind).map(format).collect::<Vec<_>>().join(", ").into()
     };
     [
         of("User", |s| s.name.clone()),
@@ -191,7 +199,7 @@ fn shown_subjects(subjects: &[Subject]) -> [Value; 3] {
     ]
 }
 
-fn check_rules(rules: &[PolicyRule], namespaced: bool) -> Vec<FieldError> {
+fn check_rules(rules: &[PolicyRule], scope: RoleScope) -> Vec<FieldError> {
     let mut errors = Vec::new();
     for (i, rule) in rules.iter().enumerate() {
         let path = |field: &str| format!("rules[{i}].{field}");
@@ -200,7 +208,7 @@ fn check_rules(rules: &[PolicyRule], namespaced: bool) -> Vec<FieldError> {
         }
         let is_empty = |list: &Option<Vec<String>>| list.as_ref().is_none_or(Vec::is_empty);
         if let Some(urls) = rule.non_resource_urls.as_ref().filter(|u| !u.is_empty()) {
-            if namespaced {
+            if scope == RoleScope::Namespace {
                 let why = "namespaced rules cannot apply to non-resource URLs";
                 errors.push(FieldError::invalid(path("nonResourceURLs"), urls, why));
             }
@@ -243,17 +251,17 @@ fn check_role_ref(role: &RoleRef, kinds: &[&str]) -> Vec<FieldError> {
     }
     if role.name.is_empty() {
         errors.push(FieldError::required("roleRef.name", ""));
-    } else if let Err(why) = names::check(&role.name, NameRule::PathSegment) {
+    } else if let Err(why) = names::validate_name(&role.name, NameRule::PathSegment) {
         errors.push(FieldError::invalid("roleRef.name", &role.name, why));
     }
     errors
 }
 
-fn check_same_role(new: &RoleRef, old: &RoleRef) -> Vec<FieldError> {
+fn check_role_unchanged(new: &RoleRef, old: &RoleRef) -> Vec<FieldError> {
     if new == old { Vec::new() } else { vec![FieldError::invalid("roleRef", new, "cannot change roleRef")] }
 }
 
-fn check_subjects(subjects: &[Subject], namespaced: bool, errors: &mut Vec<FieldError>) {
+fn check_subjects(subjects: &[Subject], scope: RoleScope, errors: &mut Vec<FieldError>) {
     for (i, subject) in subjects.iter().enumerate() {
         let path = |field: &str| format!("subjects[{i}].{field}");
         let group = subject.api_group.as_deref().unwrap_or_default();
@@ -262,13 +270,13 @@ fn check_subjects(subjects: &[Subject], namespaced: bool, errors: &mut Vec<Field
         }
         match subject.kind.as_str() {
             "ServiceAccount" => {
-                if let Some(why) = names::subdomain(&subject.name).err().filter(|_| !subject.name.is_empty()) {
+                if let Some(why) = names::validate_subdomain(&subject.name).err().filter(|_| !subject.name.is_empty()) {
                     errors.push(FieldError::invalid(path("name"), &subject.name, why));
                 }
                 if !group.is_empty() {
                     errors.push(FieldError::not_supported(path("apiGroup"), group, &[""]));
                 }
-                if !namespaced && subject.namespace.as_deref().is_none_or(str::is_empty) {
+                if scope == RoleScope::Cluster && subject.namespace.as_deref().is_none_or(str::is_empty) {
                     errors.push(FieldError::required(path("namespace"), ""));
                 }
             }
@@ -292,61 +300,72 @@ mod tests {
 
     fn binding(role: Value, subjects: Value) -> RoleBinding {
         let mut binding = serde_json::from_value(json!({ "roleRef": role, "subjects": subjects })).unwrap();
-        RoleBindings::default(&mut binding);
+        RoleBindingStrategy::set_defaults(&mut binding);
         binding
     }
 
     #[test]
-    fn rules_name_what_is_missing() {
-        for (case, rule, namespaced, want) in [
-            ("complete", json!({ "verbs": ["get"], "apiGroups": [""], "resources": ["pods"] }), true, vec![]),
+    fn incomplete_rules_name_the_field() {
+        for (case, rule, scope, want) in [
+            (
+                "complete",
+                json!({ "verbs": ["get"], "apiGroups": [""], "resources": ["pods"] }),
+                RoleScope::Namespace,
+                vec![],
+            ),
             (
                 "nothing",
                 json!({ "verbs": [] }),
-                true,
+                RoleScope::Namespace,
                 vec!["rules[0].verbs", "rules[0].apiGroups", "rules[0].resources"],
             ),
-            ("paths in a cluster role", json!({ "verbs": ["get"], "nonResourceURLs": ["/x"] }), false, vec![]),
+            (
+                "paths in a cluster role",
+                json!({ "verbs": ["get"], "nonResourceURLs": ["/x"] }),
+                RoleScope::Cluster,
+                vec![],
+            ),
             (
                 "paths in a namespace",
                 json!({ "verbs": ["get"], "nonResourceURLs": ["/x"] }),
-                true,
+                RoleScope::Namespace,
                 vec!["rules[0].nonResourceURLs"],
             ),
             (
-                "both sorts",
+                "resources and paths",
                 json!({ "verbs": ["get"], "nonResourceURLs": ["/x"], "resources": ["pods"] }),
-                false,
+                RoleScope::Cluster,
                 vec!["rules[0].nonResourceURLs"],
             ),
         ] {
             let rule: PolicyRule = serde_json::from_value(rule).unwrap();
-            let found: Vec<_> = check_rules(&[rule], namespaced).into_iter().map(|e| e.field).collect();
+            let found: Vec<_> = check_rules(&[rule], scope).into_iter().map(|e| e.field).collect();
             assert_eq!(found, want, "{case}");
         }
     }
 
     #[test]
-    fn bindings_name_a_role_and_whom_it_is_for() {
+    fn invalid_bindings_name_the_field() {
         let role = || json!({ "kind": "ClusterRole", "name": "view" });
         for (case, role, subjects, want) in [
             ("a user", role(), json!([{ "kind": "User", "name": "u" }]), vec![]),
             ("an account of the namespace", role(), json!([{ "kind": "ServiceAccount", "name": "s" }]), vec![]),
-            ("no such sort", role(), json!([{ "kind": "Robot", "name": "r" }]), vec!["subjects[0].kind"]),
-            ("nobody", role(), json!([{ "kind": "User", "name": "" }]), vec!["subjects[0].name"]),
+            ("an unknown kind of subject", role(), json!([{ "kind": "Robot", "name": "r" }]), vec!["subjects[0].kind"]),
+            ("a subject without a name", role(), json!([{ "kind": "User", "name": "" }]), vec!["subjects[0].name"]),
             ("no role", json!({ "kind": "Pod", "name": "" }), json!([]), vec!["roleRef.kind", "roleRef.name"]),
         ] {
-            let found: Vec<_> = RoleBindings::validate(&binding(role, subjects)).into_iter().map(|e| e.field).collect();
+            let found: Vec<_> =
+                RoleBindingStrategy::validate(&binding(role, subjects)).into_iter().map(|e| e.field).collect();
             assert_eq!(found, want, "{case}");
         }
     }
 
     #[test]
-    fn a_binding_keeps_its_role() {
+    fn the_role_of_a_binding_is_immutable() {
         let old = binding(json!({ "kind": "ClusterRole", "name": "view" }), json!([]));
         let new = binding(json!({ "kind": "ClusterRole", "name": "edit" }), json!([]));
-        assert_eq!(RoleBindings::validate_update(&old, &old), []);
-        let errors = RoleBindings::validate_update(&new, &old);
+        assert_eq!(RoleBindingStrategy::validate_update(&old, &old), []);
+        let errors = RoleBindingStrategy::validate_update(&new, &old);
         assert!(errors[0].to_string().ends_with("cannot change roleRef"), "{errors:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! ServiceAccount.
+//! Strategy of ServiceAccount (v1).
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ServiceAccount;
@@ -8,13 +8,13 @@ use cleat_apimachinery::column::{self, AGE, Column, NAME};
 use cleat_apimachinery::descriptor::Descriptor;
 use cleat_apimachinery::kind::Strategy;
 
-pub(super) struct ServiceAccounts;
+pub(super) struct ServiceAccountStrategy;
 
-impl Strategy for ServiceAccounts {
+impl Strategy for ServiceAccountStrategy {
     type Object = ServiceAccount;
 
     fn descriptor() -> Descriptor {
-        Descriptor::new("", "v1", "ServiceAccount", "serviceaccounts").short(&["sa"])
+        Descriptor::new("", "v1", "ServiceAccount", "serviceaccounts").short_names(&["sa"])
     }
 
     fn columns() -> &'static [Column] {

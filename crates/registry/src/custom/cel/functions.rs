@@ -1,16 +1,18 @@
-//! The functions that rules can call.
+//! The functions and methods that rules can call. The parser asks [`is_function`] and [`is_method`], so that evaluation meets
+//! no unknown name.
 
 use jiff::{SignedDuration, Timestamp};
 use regex::Regex;
 
-use super::Budget;
-use super::value::Datum;
+use super::arithmetic::add;
+use super::budget::EvaluationBudget;
+use super::value::{CelResult, CelValue};
 
-/// Names of types, as `type(x) == int` uses them.
-pub(super) const TYPES: [&str; 7] = ["bool", "int", "double", "string", "list", "map", "null_type"];
+/// The type names that are values in an expression: `type(x) == int`.
+pub(super) const TYPE_NAMES: [&str; 7] = ["bool", "int", "double", "string", "list", "map", "null_type"];
 
-/// What compiling a pattern costs, for each of its characters.
-const PATTERN: usize = 50;
+/// Steps that compiling a regular expression costs, per byte of the pattern.
+const REGEX_STEPS_PER_BYTE: usize = 50;
 
 pub(super) fn is_function(name: &str, arguments: usize) -> bool {
     matches!(
@@ -31,48 +33,53 @@ pub(super) fn is_method(name: &str, arguments: usize) -> bool {
     )
 }
 
-type Result<'a> = std::result::Result<Datum<'a>, String>;
-
-fn unfit(name: &str, arguments: &[&Datum<'_>]) -> String {
+fn no_such_overload(name: &str, arguments: &[&CelValue<'_>]) -> String {
     let types: Vec<&str> = arguments.iter().map(|a| a.type_name()).collect();
     format!("no such overload: {name}({})", types.join(", "))
 }
 
-fn int(number: usize) -> Datum<'static> {
-    Datum::Int(i64::try_from(number).unwrap_or(i64::MAX))
+fn int_value(number: usize) -> CelValue<'static> {
+    CelValue::Int(i64::try_from(number).unwrap_or(i64::MAX))
 }
 
-pub(super) fn call<'a>(name: &str, argument: Datum<'a>) -> Result<'a> {
-    let bad = |what: &str| format!("{name}: {what}");
+/// Calls a function. All functions have one argument.
+pub(super) fn call_function<'a>(name: &str, argument: CelValue<'a>) -> CelResult<'a> {
+    let error = |what: &str| format!("{name}: {what}");
     Ok(match (name, argument) {
         ("dyn", any) => any,
-        ("type", any) => Datum::Type(any.type_name()),
-        ("size", any) => int(any.size().ok_or_else(|| unfit(name, &[&any]))?),
-        ("int" | "uint", Datum::Int(number)) => Datum::Int(number),
-        ("int" | "uint", Datum::Double(number)) if number.abs() < 9.2e18 => Datum::Int(number as i64),
-        ("int" | "uint", Datum::Double(_)) => return Err(bad("overflow")),
-        ("int" | "uint", Datum::Text(text)) => Datum::Int(text.parse().map_err(|_| bad("that is no number"))?),
-        ("int", Datum::Time(time)) => Datum::Int(time.as_second()),
-        ("double", Datum::Int(number)) => Datum::Double(number as f64),
-        ("double", Datum::Double(number)) => Datum::Double(number),
-        ("double", Datum::Text(text)) => Datum::Double(text.parse().map_err(|_| bad("that is no number"))?),
-        ("bool", Datum::Flag(flag)) => Datum::Flag(flag),
-        ("bool", Datum::Text(text)) => Datum::Flag(text.parse().map_err(|_| bad("that is no bool"))?),
-        ("string", Datum::Text(text)) => Datum::Text(text),
-        ("string", Datum::Int(number)) => Datum::text(number.to_string()),
-        ("string", Datum::Double(number)) => Datum::text(number.to_string()),
-        ("string", Datum::Flag(flag)) => Datum::text(flag.to_string()),
-        ("string", Datum::Time(time)) => Datum::text(time.to_string()),
-        ("timestamp", Datum::Time(time)) => Datum::Time(time),
-        ("timestamp", Datum::Text(text)) => Datum::Time(text.parse::<Timestamp>().map_err(|_| bad("that is no time"))?),
-        ("duration", Datum::Duration(duration)) => Datum::Duration(duration),
-        ("duration", Datum::Text(text)) => Datum::Duration(duration(&text).ok_or_else(|| bad("that is no duration"))?),
-        (_, other) => return Err(unfit(name, &[&other])),
+        ("type", any) => CelValue::Type(any.type_name()),
+        ("size", any) => int_value(any.size().ok_or_else(|| no_such_overload(name, &[&any]))?),
+        ("int" | "uint", CelValue::Int(number)) => CelValue::Int(number),
+        ("int" | "uint", CelValue::Double(number)) if number.abs() < 9.2e18 => CelValue::Int(number as i64),
+        ("int" | "uint", CelValue::Double(_)) => return Err(error("overflow")),
+        ("int" | "uint", CelValue::String(text)) => {
+            CelValue::Int(text.parse().map_err(|_| error("that is no number"))?)
+        }
+        ("int", CelValue::Timestamp(time)) => CelValue::Int(time.as_second()),
+        ("double", CelValue::Int(number)) => CelValue::Double(number as f64),
+        ("double", CelValue::Double(number)) => CelValue::Double(number),
+        ("double", CelValue::String(text)) => CelValue::Double(text.parse().map_err(|_| error("that is no number"))?),
+        ("bool", CelValue::Bool(flag)) => CelValue::Bool(flag),
+        ("bool", CelValue::String(text)) => CelValue::Bool(text.parse().map_err(|_| error("that is no bool"))?),
+        ("string", CelValue::String(text)) => CelValue::String(text),
+        ("string", CelValue::Int(number)) => CelValue::string(number.to_string()),
+        ("string", CelValue::Double(number)) => CelValue::string(number.to_string()),
+        ("string", CelValue::Bool(flag)) => CelValue::string(flag.to_string()),
+        ("string", CelValue::Timestamp(time)) => CelValue::string(time.to_string()),
+        ("timestamp", CelValue::Timestamp(time)) => CelValue::Timestamp(time),
+        ("timestamp", CelValue::String(text)) => {
+            CelValue::Timestamp(text.parse::<Timestamp>().map_err(|_| error("that is no time"))?)
+        }
+        ("duration", CelValue::Duration(duration)) => CelValue::Duration(duration),
+        ("duration", CelValue::String(text)) => {
+            CelValue::Duration(parse_duration(&text).ok_or_else(|| error("that is no duration"))?)
+        }
+        (_, other) => return Err(no_such_overload(name, &[&other])),
     })
 }
 
-/// Numbers with units after each other: `1h30m`, `-1.5s`, `250ms`.
-fn duration(text: &str) -> Option<SignedDuration> {
+/// Parses a Go duration: `1h30m`, `-1.5s`, `250ms`.
+fn parse_duration(text: &str) -> Option<SignedDuration> {
     let (negative, mut rest) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
         None => (false, text.strip_prefix('+').unwrap_or(text)),
@@ -98,144 +105,161 @@ fn duration(text: &str) -> Option<SignedDuration> {
     (text.len() > 1 && nanos.abs() < 9.2e18).then(|| SignedDuration::from_nanos(nanos as i64))
 }
 
-pub(super) fn method<'a>(of: Datum<'a>, name: &str, arguments: &[Datum<'a>], budget: &mut Budget) -> Result<'a> {
-    match (&of, name) {
-        (_, "size") => return call("size", of),
-        (Datum::Optional(inner), _) => return optional(inner.as_deref(), name, arguments, &of),
-        (Datum::Text(text), _) => {
+pub(super) fn call_method<'a>(
+    receiver: CelValue<'a>,
+    name: &str,
+    arguments: &[CelValue<'a>],
+    budget: &mut EvaluationBudget,
+) -> CelResult<'a> {
+    match (&receiver, name) {
+        (_, "size") => return call_function("size", receiver),
+        (CelValue::Optional(inner), _) => return call_optional_method(inner.as_deref(), name, arguments, &receiver),
+        (CelValue::String(text), _) => {
             budget.spend(text.len() / 16)?;
-            if let Some(result) = of_text(text, name, arguments, budget)? {
+            if let Some(result) = call_string_method(text, name, arguments, budget)? {
                 return Ok(result);
             }
         }
         _ => {
-            if let Some(elements) = of.elements() {
+            if let Some(elements) = receiver.elements() {
                 budget.spend(elements.len())?;
-                if let Some(result) = of_list(&elements, name, arguments)? {
+                if let Some(result) = call_list_method(&elements, name, arguments)? {
                     return Ok(result);
                 }
             }
         }
     }
-    let all: Vec<&Datum<'_>> = std::iter::once(&of).chain(arguments).collect();
-    Err(unfit(name, &all))
+    let all: Vec<&CelValue<'_>> = std::iter::once(&receiver).chain(arguments).collect();
+    Err(no_such_overload(name, &all))
 }
 
-fn optional<'a>(inner: Option<&Datum<'a>>, name: &str, arguments: &[Datum<'a>], of: &Datum<'a>) -> Result<'a> {
+fn call_optional_method<'a>(
+    inner: Option<&CelValue<'a>>,
+    name: &str,
+    arguments: &[CelValue<'a>],
+    receiver: &CelValue<'a>,
+) -> CelResult<'a> {
     match (name, inner, arguments) {
-        ("hasValue", inner, []) => Ok(Datum::Flag(inner.is_some())),
+        ("hasValue", inner, []) => Ok(CelValue::Bool(inner.is_some())),
         ("value", Some(inner), []) => Ok(inner.clone()),
         ("value", None, []) => Err("an optional value has no value".into()),
         ("orValue", inner, [other]) => Ok(inner.unwrap_or(other).clone()),
-        _ => Err(unfit(name, &[of])),
+        _ => Err(no_such_overload(name, &[receiver])),
     }
 }
 
-fn pattern(text: &str, budget: &mut Budget) -> std::result::Result<Regex, String> {
-    budget.spend(text.len() * PATTERN)?;
+fn compile_regex(text: &str, budget: &mut EvaluationBudget) -> Result<Regex, String> {
+    budget.spend(text.len() * REGEX_STEPS_PER_BYTE)?;
     Regex::new(text).map_err(|_| format!("the pattern {text:?} is not valid"))
 }
 
-fn of_text<'a>(
+/// Returns `None` if strings have no such method for these arguments.
+fn call_string_method<'a>(
     text: &str,
     name: &str,
-    arguments: &[Datum<'a>],
-    budget: &mut Budget,
-) -> std::result::Result<Option<Datum<'a>>, String> {
-    let place = |number: &i64| usize::try_from(*number).map_err(|_| format!("index {number} is out of range"));
+    arguments: &[CelValue<'a>],
+    budget: &mut EvaluationBudget,
+) -> Result<Option<CelValue<'a>>, String> {
+    let to_index = |number: &i64| usize::try_from(*number).map_err(|_| format!("index {number} is out of range"));
     let chars = || text.chars().collect::<Vec<_>>();
-    let cut = |from: usize, to: usize| {
+    let slice = |from: usize, to: usize| {
         let all = chars();
         let part = all.get(from..to).ok_or_else(|| format!("index {to} is out of range"))?;
-        Ok::<_, String>(Datum::text(part.iter().collect::<String>()))
+        Ok::<_, String>(CelValue::string(part.iter().collect::<String>()))
     };
     Ok(Some(match (name, arguments) {
-        ("startsWith", [Datum::Text(other)]) => Datum::Flag(text.starts_with(&**other)),
-        ("endsWith", [Datum::Text(other)]) => Datum::Flag(text.ends_with(&**other)),
-        ("contains", [Datum::Text(other)]) => Datum::Flag(text.contains(&**other)),
-        ("matches", [Datum::Text(other)]) => Datum::Flag(pattern(other, budget)?.is_match(text)),
-        ("find", [Datum::Text(other)]) => {
-            Datum::text(pattern(other, budget)?.find(text).map_or("", |found| found.as_str()))
+        ("startsWith", [CelValue::String(other)]) => CelValue::Bool(text.starts_with(&**other)),
+        ("endsWith", [CelValue::String(other)]) => CelValue::Bool(text.ends_with(&**other)),
+        ("contains", [CelValue::String(other)]) => CelValue::Bool(text.contains(&**other)),
+        ("matches", [CelValue::String(other)]) => CelValue::Bool(compile_regex(other, budget)?.is_match(text)),
+        ("find", [CelValue::String(other)]) => {
+            CelValue::string(compile_regex(other, budget)?.find(text).map_or("", |found| found.as_str()))
         }
-        ("findAll", [Datum::Text(other)]) => {
-            Datum::List(pattern(other, budget)?.find_iter(text).map(|found| Datum::text(found.as_str())).collect())
-        }
-        ("lowerAscii", []) => Datum::text(text.to_ascii_lowercase()),
-        ("upperAscii", []) => Datum::text(text.to_ascii_uppercase()),
-        ("trim", []) => Datum::text(text.trim()),
-        ("split", [Datum::Text(by)]) => Datum::List(text.split(&**by).map(Datum::text).collect()),
-        ("split", [Datum::Text(by), Datum::Int(most)]) => match usize::try_from(*most) {
-            Ok(most) => Datum::List(text.splitn(most, &**by).map(Datum::text).collect()),
-            Err(_) => Datum::List(text.split(&**by).map(Datum::text).collect()),
+        ("findAll", [CelValue::String(other)]) => CelValue::List(
+            compile_regex(other, budget)?.find_iter(text).map(|found| CelValue::string(found.as_str())).collect(),
+        ),
+        ("lowerAscii", []) => CelValue::string(text.to_ascii_lowercase()),
+        ("upperAscii", []) => CelValue::string(text.to_ascii_uppercase()),
+        ("trim", []) => CelValue::string(text.trim()),
+        ("split", [CelValue::String(by)]) => CelValue::List(text.split(&**by).map(CelValue::string).collect()),
+        ("split", [CelValue::String(by), CelValue::Int(max)]) => match usize::try_from(*max) {
+            Ok(max) => CelValue::List(text.splitn(max, &**by).map(CelValue::string).collect()),
+            Err(_) => CelValue::List(text.split(&**by).map(CelValue::string).collect()),
         },
-        ("replace", [Datum::Text(old), Datum::Text(new)]) => replaced(text, old, new, usize::MAX, budget)?,
-        ("replace", [Datum::Text(old), Datum::Text(new), Datum::Int(most)]) => {
-            replaced(text, old, new, usize::try_from(*most).unwrap_or(usize::MAX), budget)?
+        ("replace", [CelValue::String(old), CelValue::String(new)]) => {
+            replace_first(text, old, new, usize::MAX, budget)?
         }
-        ("charAt", [Datum::Int(at)]) if place(at)? == chars().len() => Datum::text(""),
-        ("charAt", [Datum::Int(at)]) => cut(place(at)?, place(at)? + 1)?,
-        ("substring", [Datum::Int(from)]) => cut(place(from)?, chars().len())?,
-        ("substring", [Datum::Int(from), Datum::Int(to)]) => cut(place(from)?, place(to)?)?,
-        ("indexOf" | "lastIndexOf", [Datum::Text(other)]) => {
+        ("replace", [CelValue::String(old), CelValue::String(new), CelValue::Int(max)]) => {
+            replace_first(text, old, new, usize::try_from(*max).unwrap_or(usize::MAX), budget)?
+        }
+        ("charAt", [CelValue::Int(at)]) if to_index(at)? == chars().len() => CelValue::string(""),
+        ("charAt", [CelValue::Int(at)]) => slice(to_index(at)?, to_index(at)? + 1)?,
+        ("substring", [CelValue::Int(from)]) => slice(to_index(from)?, chars().len())?,
+        ("substring", [CelValue::Int(from), CelValue::Int(to)]) => slice(to_index(from)?, to_index(to)?)?,
+        ("indexOf" | "lastIndexOf", [CelValue::String(other)]) => {
             let found = if name == "indexOf" { text.find(&**other) } else { text.rfind(&**other) };
-            found.map_or(Datum::Int(-1), |at| int(text[..at].chars().count()))
+            found.map_or(CelValue::Int(-1), |at| int_value(text[..at].chars().count()))
         }
         _ => return Ok(None),
     }))
 }
 
-fn replaced(text: &str, old: &str, new: &str, most: usize, budget: &mut Budget) -> Result<'static> {
-    let times = text.matches(old).count().min(most);
-    // What is made can be much larger than what it is made from.
+/// Replaces the first `max` matches.
+fn replace_first(text: &str, old: &str, new: &str, max: usize, budget: &mut EvaluationBudget) -> CelResult<'static> {
+    let times = text.matches(old).count().min(max);
+    // The result can be much longer than the inputs.
     budget.spend(times.saturating_mul(new.len()) / 16)?;
-    Ok(Datum::text(text.replacen(old, new, times)))
+    Ok(CelValue::string(text.replacen(old, new, times)))
 }
 
-fn of_list<'a>(
-    elements: &[Datum<'a>],
+/// Returns `None` if lists have no such method for these arguments.
+fn call_list_method<'a>(
+    elements: &[CelValue<'a>],
     name: &str,
-    arguments: &[Datum<'a>],
-) -> std::result::Result<Option<Datum<'a>>, String> {
+    arguments: &[CelValue<'a>],
+) -> Result<Option<CelValue<'a>>, String> {
     use std::cmp::Ordering;
-    let ordered = |a: &Datum<'a>, b: &Datum<'a>| {
-        a.order(b).ok_or_else(|| format!("{} and {} cannot be compared", a.type_name(), b.type_name()))
+    let compare = |a: &CelValue<'a>, b: &CelValue<'a>| {
+        a.compare(b).ok_or_else(|| format!("{} and {} cannot be compared", a.type_name(), b.type_name()))
     };
     Ok(Some(match (name, arguments) {
         ("isSorted", []) => {
             let mut sorted = true;
             for pair in elements.windows(2) {
-                sorted &= ordered(&pair[0], &pair[1])? != Ordering::Greater;
+                sorted &= compare(&pair[0], &pair[1])? != Ordering::Greater;
             }
-            Datum::Flag(sorted)
+            CelValue::Bool(sorted)
         }
         ("min" | "max", []) => {
-            let wanted = if name == "min" { Ordering::Less } else { Ordering::Greater };
+            let better = if name == "min" { Ordering::Less } else { Ordering::Greater };
             let mut best = elements.first().ok_or_else(|| format!("{name}: the list is empty"))?;
             for element in elements {
-                if ordered(element, best)? == wanted {
+                if compare(element, best)? == better {
                     best = element;
                 }
             }
             best.clone()
         }
         ("sum", []) => {
-            let mut sum = elements.first().cloned().unwrap_or(Datum::Int(0));
+            let mut sum = elements.first().cloned().unwrap_or(CelValue::Int(0));
             for element in elements.iter().skip(1) {
-                sum = super::evaluate::add(&sum, element)?;
+                sum = add(&sum, element)?;
             }
             sum
         }
-        ("contains", [wanted]) => Datum::Flag(elements.iter().any(|e| e.equals(wanted))),
-        ("indexOf", [wanted]) => elements.iter().position(|e| e.equals(wanted)).map_or(Datum::Int(-1), int),
-        ("lastIndexOf", [wanted]) => elements.iter().rposition(|e| e.equals(wanted)).map_or(Datum::Int(-1), int),
-        ("join", [] | [Datum::Text(_)]) => {
-            let by = if let [Datum::Text(by)] = arguments { by.as_ref() } else { "" };
+        ("contains", [wanted]) => CelValue::Bool(elements.iter().any(|e| e.equals(wanted))),
+        ("indexOf", [wanted]) => elements.iter().position(|e| e.equals(wanted)).map_or(CelValue::Int(-1), int_value),
+        ("lastIndexOf", [wanted]) => {
+            elements.iter().rposition(|e| e.equals(wanted)).map_or(CelValue::Int(-1), int_value)
+        }
+        ("join", [] | [CelValue::String(_)]) => {
+            let by = if let [CelValue::String(by)] = arguments { by.as_ref() } else { "" };
             let mut texts = Vec::with_capacity(elements.len());
             for element in elements {
-                let Datum::Text(text) = element else { return Err(unfit(name, &[element])) };
+                let CelValue::String(text) = element else { return Err(no_such_overload(name, &[element])) };
                 texts.push(text.as_ref());
             }
-            Datum::text(texts.join(by))
+            CelValue::string(texts.join(by))
         }
         _ => return Ok(None),
     }))

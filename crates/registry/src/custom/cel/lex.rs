@@ -1,25 +1,25 @@
-//! From text to tokens.
+//! Splits the text of a rule into tokens.
 
 use std::iter::Peekable;
 use std::str::Chars;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Token {
-    Name(String),
+    Identifier(String),
     Int(i64),
     Double(f64),
-    Text(String),
-    /// An operator or a bracket.
-    Sign(&'static str),
+    String(String),
+    /// An operator, a bracket or other punctuation.
+    Symbol(&'static str),
 }
 
-/// Longer ones first.
-const SIGNS: [&str; 27] = [
+/// A symbol must come before every symbol that is a prefix of it.
+const SYMBOLS: [&str; 27] = [
     "&&", "||", "==", "!=", "<=", ">=", ".?", "[?", "<", ">", "!", "+", "-", "*", "/", "%", "(", ")", "[", "]", "{",
     "}", ",", ".", "?", ":", "=",
 ];
 
-pub(super) fn tokens(text: &str) -> Result<Vec<Token>, String> {
+pub(super) fn tokenize(text: &str) -> Result<Vec<Token>, String> {
     let mut tokens = Vec::new();
     let mut rest = text;
     loop {
@@ -29,27 +29,27 @@ pub(super) fn tokens(text: &str) -> Result<Vec<Token>, String> {
             continue;
         }
         let Some(first) = rest.chars().next() else { return Ok(tokens) };
-        if let Some((token, after)) = quoted(rest)? {
+        if let Some((token, after)) = string_literal(rest)? {
             tokens.push(token);
             rest = after;
         } else if first.is_ascii_digit() {
-            let (token, after) = number(rest)?;
+            let (token, after) = number_literal(rest)?;
             tokens.push(token);
             rest = after;
         } else if first.is_ascii_alphabetic() || first == '_' {
             let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
-            tokens.push(Token::Name(rest[..end].to_owned()));
+            tokens.push(Token::Identifier(rest[..end].to_owned()));
             rest = &rest[end..];
-        } else if let Some(sign) = SIGNS.iter().find(|sign| rest.starts_with(**sign)) {
-            tokens.push(Token::Sign(sign));
-            rest = &rest[sign.len()..];
+        } else if let Some(symbol) = SYMBOLS.iter().find(|symbol| rest.starts_with(**symbol)) {
+            tokens.push(Token::Symbol(symbol));
+            rest = &rest[symbol.len()..];
         } else {
             return Err(format!("unexpected character {first:?}"));
         }
     }
 }
 
-fn number(text: &str) -> Result<(Token, &str), String> {
+fn number_literal(text: &str) -> Result<(Token, &str), String> {
     if let Some(hex) = text.strip_prefix("0x") {
         let end = hex.find(|c: char| !c.is_ascii_hexdigit()).unwrap_or(hex.len());
         let value =
@@ -58,28 +58,29 @@ fn number(text: &str) -> Result<(Token, &str), String> {
     }
     let digits = |from: usize| text[from..].find(|c: char| !c.is_ascii_digit()).map_or(text.len(), |n| from + n);
     let mut end = digits(0);
-    let mut whole = true;
-    // A point that no digit follows belongs to what comes next.
+    let mut is_integer = true;
+    // A dot without a digit after it is not part of the number: `1.size()`.
     if text[end..].starts_with('.') && text[end + 1..].starts_with(|c: char| c.is_ascii_digit()) {
         end = digits(end + 1);
-        whole = false;
+        is_integer = false;
     }
     if text[end..].starts_with(['e', 'E']) {
         let signed = end + 1 + usize::from(text[end + 1..].starts_with(['+', '-']));
         if digits(signed) > signed {
             end = digits(signed);
-            whole = false;
+            is_integer = false;
         }
     }
-    let shown = &text[..end];
-    let bad = || format!("the number {shown} cannot be represented");
-    match whole {
-        true => Ok((Token::Int(shown.parse().map_err(|_| bad())?), text[end..].trim_start_matches(['u', 'U']))),
-        false => Ok((Token::Double(shown.parse().map_err(|_| bad())?), &text[end..])),
+    let literal = &text[..end];
+    let error = || format!("the number {literal} cannot be represented");
+    match is_integer {
+        true => Ok((Token::Int(literal.parse().map_err(|_| error())?), text[end..].trim_start_matches(['u', 'U']))),
+        false => Ok((Token::Double(literal.parse().map_err(|_| error())?), &text[end..])),
     }
 }
 
-fn quoted(text: &str) -> Result<Option<(Token, &str)>, String> {
+/// Returns `None` if the text does not begin with a string literal.
+fn string_literal(text: &str) -> Result<Option<(Token, &str)>, String> {
     let (raw, body) = match text.as_bytes() {
         [b'r' | b'R', b'"' | b'\'', ..] => (true, &text[1..]),
         [b'b' | b'B', b'"' | b'\'', ..] => return Err("byte strings are not supported".into()),
@@ -91,8 +92,8 @@ fn quoted(text: &str) -> Result<Option<(Token, &str)>, String> {
     while let Some(c) = body[at..].chars().next() {
         if body[at..].starts_with(quote) {
             let inner = &body[..at];
-            let value = if raw { inner.to_owned() } else { unescaped(inner)? };
-            return Ok(Some((Token::Text(value), &body[at + quote.len()..])));
+            let value = if raw { inner.to_owned() } else { unescape(inner)? };
+            return Ok(Some((Token::String(value), &body[at + quote.len()..])));
         }
         if c == '\n' && quote.len() == 1 {
             break;
@@ -105,7 +106,8 @@ fn quoted(text: &str) -> Result<Option<(Token, &str)>, String> {
     Err("a string does not end".into())
 }
 
-fn unescaped(text: &str) -> Result<String, String> {
+/// Replaces the escape sequences of a string literal.
+fn unescape(text: &str) -> Result<String, String> {
     let mut out = String::with_capacity(text.len());
     let mut chars = text.chars().peekable();
     while let Some(c) = chars.next() {
@@ -122,12 +124,12 @@ fn unescaped(text: &str) -> Result<String, String> {
             Some('f') => '\u{c}',
             Some('v') => '\u{b}',
             Some(same @ ('\\' | '\'' | '"' | '`' | '?')) => same,
-            Some('x' | 'X') => code(&mut chars, 2, 16)?,
-            Some('u') => code(&mut chars, 4, 16)?,
-            Some('U') => code(&mut chars, 8, 16)?,
+            Some('x' | 'X') => char_code(&mut chars, 2, 16)?,
+            Some('u') => char_code(&mut chars, 4, 16)?,
+            Some('U') => char_code(&mut chars, 8, 16)?,
             Some(digit @ '0'..='3') => {
                 let high = digit.to_digit(8).unwrap_or(0) * 64;
-                char::from_u32(high + u32::from(code(&mut chars, 2, 8)?)).ok_or("an escape is no character")?
+                char::from_u32(high + u32::from(char_code(&mut chars, 2, 8)?)).ok_or("an escape is no character")?
             }
             other => return Err(format!("unknown escape {other:?} in a string")),
         });
@@ -135,7 +137,8 @@ fn unescaped(text: &str) -> Result<String, String> {
     Ok(out)
 }
 
-fn code(chars: &mut Peekable<Chars<'_>>, digits: usize, radix: u32) -> Result<char, String> {
+/// Reads the character code of an escape sequence: exactly `digits` digits.
+fn char_code(chars: &mut Peekable<Chars<'_>>, digits: usize, radix: u32) -> Result<char, String> {
     let mut value = 0;
     for _ in 0..digits {
         let digit = chars.next().and_then(|c| c.to_digit(radix)).ok_or("an escape lacks digits")?;

@@ -1,9 +1,11 @@
-//! The rules of `x-kubernetes-validations`: expressions of the Common Expression Language about an object and what it was
-//! before. A rule is compiled with its definition and evaluated with each write.
+//! The Common Expression Language, as the rules of `x-kubernetes-validations` use it: boolean expressions about an object
+//! (`self`) and its previous state (`oldSelf`). A rule is compiled with its definition and evaluated at each write.
 //!
-//! What the language has and is not here (protobuf messages, byte strings, addresses, quantities, formats) is refused when
-//! a rule is compiled, never skipped when it is evaluated. Evaluation is bounded by a [`Budget`], whatever the rule and the object.
+//! Not supported: protobuf messages, byte strings, addresses, quantities and formats. A rule that uses them does not compile,
+//! so that its definition is refused; no rule is skipped at evaluation. A [`EvaluationBudget`] limits evaluation for any rule and object.
 
+mod arithmetic;
+mod budget;
 mod evaluate;
 mod functions;
 mod lex;
@@ -12,74 +14,70 @@ mod value;
 
 use serde_json::Value;
 
-use evaluate::Evaluation;
+pub(super) use budget::EvaluationBudget;
+use evaluate::Evaluator;
 use parse::Expression;
-use value::Datum;
+use value::{CelResult, CelValue};
 
-/// How much all the rules of one write may do together: roughly, looks at values.
-pub(super) struct Budget(u64);
-
-impl Default for Budget {
-    fn default() -> Self {
-        Self(5_000_000)
-    }
-}
-
-impl Budget {
-    /// Takes from the budget; says so when it is used up.
-    fn spend(&mut self, steps: usize) -> Result<(), String> {
-        self.0 = self.0.checked_sub(steps as u64).ok_or("the rule does too much: its budget is used up")?;
-        Ok(())
-    }
-}
-
+/// A compiled expression.
 #[derive(Debug)]
-pub struct Program {
+pub(crate) struct CelProgram {
     expression: Expression,
-    /// Does it ask what was before? Then it holds wherever nothing was.
-    pub(super) compares: bool,
+    /// The expression uses `oldSelf`: it is a transition rule, which applies only to updates of an existing value.
+    pub(super) uses_old_self: bool,
 }
 
-impl Program {
-    /// Compiles a rule about `self` and `oldSelf`.
-    pub fn compile(rule: &str) -> Result<Self, String> {
-        let tokens = lex::tokens(rule)?;
+impl CelProgram {
+    /// Compiles an expression about `self` and `oldSelf`. The error is a message for the client.
+    pub(crate) fn compile(rule: &str) -> Result<Self, String> {
+        let tokens = lex::tokenize(rule)?;
         let parsed = parse::parse(&tokens)?;
-        Ok(Self { expression: parsed.expression, compares: parsed.mentions_old })
+        Ok(Self { expression: parsed.expression, uses_old_self: parsed.uses_old_self })
     }
 
-    /// Does the value meet the rule?
-    pub(super) fn holds(&self, old: Old<'_>, value: &Value, budget: &mut Budget) -> Result<bool, String> {
-        match self.evaluate(old, value, budget)? {
-            Datum::Flag(flag) => Ok(flag),
+    /// Evaluates a rule. Fails if the result is not a bool.
+    pub(super) fn holds(
+        &self,
+        old_self: OldSelf<'_>,
+        value: &Value,
+        budget: &mut EvaluationBudget,
+    ) -> Result<bool, String> {
+        match self.evaluate(old_self, value, budget)? {
+            CelValue::Bool(holds) => Ok(holds),
             other => Err(format!("the rule gives a value of type {}, not a bool", other.type_name())),
         }
     }
 
-    /// The text an expression for messages gives, if it gives one.
-    pub(super) fn text(&self, old: Old<'_>, value: &Value, budget: &mut Budget) -> Option<String> {
-        match self.evaluate(old, value, budget) {
-            Ok(Datum::Text(text)) => Some(text.trim().to_owned()).filter(|t| !t.is_empty() && !t.contains('\n')),
+    /// Evaluates a `messageExpression`. Returns `None` if that fails or does not give one non-empty line.
+    pub(super) fn message(
+        &self,
+        old_self: OldSelf<'_>,
+        value: &Value,
+        budget: &mut EvaluationBudget,
+    ) -> Option<String> {
+        match self.evaluate(old_self, value, budget) {
+            Ok(CelValue::String(text)) => Some(text.trim().to_owned()).filter(|t| !t.is_empty() && !t.contains('\n')),
             _ => None,
         }
     }
 
-    fn evaluate<'a>(&'a self, old: Old<'a>, value: &'a Value, budget: &mut Budget) -> Result<Datum<'a>, String> {
-        let old = match old {
-            Old::Plain(old) => old.map(Datum::of),
-            Old::Optional(old) => Some(Datum::Optional(old.map(|old| Box::new(Datum::of(old))))),
+    fn evaluate<'a>(&'a self, old_self: OldSelf<'a>, value: &'a Value, budget: &mut EvaluationBudget) -> CelResult<'a> {
+        let old_self = match old_self {
+            OldSelf::Plain(old) => old.map(CelValue::from_json),
+            OldSelf::Optional(old) => Some(CelValue::Optional(old.map(|old| Box::new(CelValue::from_json(old))))),
         };
-        let mut scope = vec![("self", Datum::of(value))];
-        scope.extend(old.map(|old| ("oldSelf", old)));
-        Evaluation { scope, budget }.of(&self.expression)
+        let mut scope = vec![("self", CelValue::from_json(value))];
+        scope.extend(old_self.map(|old_self| ("oldSelf", old_self)));
+        Evaluator { scope, budget }.evaluate(&self.expression)
     }
 }
 
-/// What was before, and how a rule sees it.
+/// The value before the update, and how `oldSelf` presents it to the rule.
 #[derive(Clone, Copy)]
-pub(super) enum Old<'a> {
+pub(super) enum OldSelf<'a> {
+    /// The old value itself; `oldSelf` is undefined if there was none.
     Plain(Option<&'a Value>),
-    /// As an optional value: there even if nothing was.
+    /// With `optionalOldSelf`: an optional, which has no value if there was none.
     Optional(Option<&'a Value>),
 }
 
@@ -90,11 +88,11 @@ mod tests {
     use super::*;
 
     fn result(rule: &str, value: Value, old: Option<Value>) -> Result<bool, String> {
-        Program::compile(rule)?.holds(Old::Plain(old.as_ref()), &value, &mut Budget::default())
+        CelProgram::compile(rule)?.holds(OldSelf::Plain(old.as_ref()), &value, &mut EvaluationBudget::default())
     }
 
     #[test]
-    fn rules_hold_or_do_not() {
+    fn rules_evaluate_to_a_bool() {
         let value = json!({
             "n": 3, "half": 0.5, "name": "web-1", "namespace": "team", "on": true, "nothing": null, "list": [1, 2, 3],
             "parts": [{ "key": "a", "n": 1 }, { "key": "b", "n": 2 }], "labels": { "app.kubernetes.io/x": "y", "my-key": 1 },
@@ -132,7 +130,7 @@ mod tests {
             ),
             ("self.?other.orValue('d') == 'd' && self.?name.orValue('d') == 'web-1'", true),
             ("self.?other.hasValue() || self.?name.hasValue()", true),
-            // What goes wrong on one side does not matter if the other decides.
+            // An error on one side is ignored if the other side decides.
             ("self.other == 1 || true", true),
             ("self.other == 1 && false", false),
             (r#""tab\t\"quoted\" \u00e4" == 'tab	"quoted" ä' && r'\d' == '\\d'"#, true),
@@ -144,10 +142,10 @@ mod tests {
     }
 
     #[test]
-    fn what_was_before_can_be_asked() {
+    fn rules_can_use_the_old_value() {
         let rule = "!has(oldSelf.uid) || (has(self.uid) && self.uid == oldSelf.uid)";
-        assert!(Program::compile(rule).unwrap().compares);
-        assert!(!Program::compile("self.oldSelf == 'x'").unwrap().compares);
+        assert!(CelProgram::compile(rule).unwrap().uses_old_self);
+        assert!(!CelProgram::compile("self.oldSelf == 'x'").unwrap().uses_old_self);
         for (old, new, want) in [
             (json!({}), json!({ "uid": "1" }), true),
             (json!({ "uid": "1" }), json!({ "uid": "1" }), true),
@@ -156,15 +154,15 @@ mod tests {
         ] {
             assert_eq!(result(rule, new.clone(), Some(old.clone())), Ok(want), "{old} {new}");
         }
-        let optional = Program::compile("!oldSelf.hasValue() || oldSelf.value() <= self").unwrap();
+        let optional = CelProgram::compile("!oldSelf.hasValue() || oldSelf.value() <= self").unwrap();
         for (old, want) in [(None, true), (Some(json!(2)), true), (Some(json!(4)), false)] {
-            let held = optional.holds(Old::Optional(old.as_ref()), &json!(3), &mut Budget::default());
-            assert_eq!(held, Ok(want), "{old:?}");
+            let holds = optional.holds(OldSelf::Optional(old.as_ref()), &json!(3), &mut EvaluationBudget::default());
+            assert_eq!(holds, Ok(want), "{old:?}");
         }
     }
 
     #[test]
-    fn what_cannot_be_compiled_is_told_at_once() {
+    fn invalid_rules_do_not_compile() {
         for (rule, why) in [
             ("self.", "a name"),
             ("self.n ==", "unexpected end"),
@@ -180,18 +178,18 @@ mod tests {
             ("b'bytes' == self", "byte strings"),
             ("", "unexpected end"),
         ] {
-            let error = Program::compile(rule).err().unwrap_or_else(|| panic!("{rule} was compiled"));
+            let error = CelProgram::compile(rule).err().unwrap_or_else(|| panic!("{rule} was compiled"));
             assert!(error.contains(why), "{rule}: {error}");
         }
         for deep in
             ["(".repeat(100_000), "!".repeat(100_000), "[".repeat(100_000), format!("1{}", "+1".repeat(100_000))]
         {
-            assert!(Program::compile(&deep).is_err(), "depth is refused, not fatal");
+            assert!(CelProgram::compile(&deep).is_err(), "deep nesting is an error, not a stack overflow");
         }
     }
 
     #[test]
-    fn what_cannot_be_evaluated_is_told() {
+    fn evaluation_errors_are_reported() {
         for (rule, why) in [
             ("self.none == 1", "no such key: none"),
             ("self.n < 'x'", "cannot be compared"),
@@ -207,8 +205,8 @@ mod tests {
             let error = result(rule, json!({ "n": 3, "list": [1], "name": "a" }), None).expect_err(rule);
             assert!(error.contains(why), "{rule}: {error}");
         }
-        let many = json!({ "list": vec![1; 3000] });
+        let large = json!({ "list": vec![1; 3000] });
         let endless = "self.list.all(a, self.list.all(b, self.list.all(c, a == b && b == c)))";
-        assert!(result(endless, many, None).expect_err(endless).contains("budget"));
+        assert!(result(endless, large, None).expect_err(endless).contains("budget"));
     }
 }

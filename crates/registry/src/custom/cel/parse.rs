@@ -1,65 +1,95 @@
-//! From tokens to an expression. Names and functions are checked here, so that evaluating finds only what is known.
+//! Parses tokens into an expression. Identifiers, functions and numbers of arguments are checked here, so that a definition
+//! with an unknown one is refused before it is stored.
 
 use super::functions;
 use super::lex::Token;
 
-/// Bounds the recursion of the parser.
-const DEPTH: usize = 60;
-/// Bounds the recursion of whoever evaluates the expression: a chain of operators is as deep as it is long.
-const CHAINED: usize = 150;
-const SIZE: usize = 2000;
+/// Limits the recursion of the parser.
+const MAX_NESTING: usize = 60;
+/// Limits the recursion of the evaluator. `a + b + c` is as deep as it has operators, without any nesting.
+const MAX_EXPRESSION_DEPTH: usize = 150;
+/// Limits the number of nodes of an expression.
+const MAX_NODES: usize = 2000;
 
 #[derive(Debug)]
 pub(super) enum Expression {
     Null,
-    Flag(bool),
+    Bool(bool),
     Int(i64),
     Double(f64),
-    Text(String),
-    Name(String),
+    String(String),
+    Identifier(String),
     List(Vec<Expression>),
     Map(Vec<(Expression, Expression)>),
-    Select { of: Box<Expression>, field: String, access: Access },
-    Has { of: Box<Expression>, field: String },
-    Index { of: Box<Expression>, key: Box<Expression>, access: Access },
-    Call { name: String, arguments: Vec<Expression> },
-    Method { of: Box<Expression>, name: String, arguments: Vec<Expression> },
-    Each { what: Each, over: Box<Expression>, variable: String, body: Vec<Expression> },
+    Select {
+        operand: Box<Expression>,
+        field: String,
+        access: MemberAccess,
+    },
+    Has {
+        operand: Box<Expression>,
+        field: String,
+    },
+    Index {
+        operand: Box<Expression>,
+        key: Box<Expression>,
+        access: MemberAccess,
+    },
+    Call {
+        name: String,
+        arguments: Vec<Expression>,
+    },
+    Method {
+        operand: Box<Expression>,
+        name: String,
+        arguments: Vec<Expression>,
+    },
+    /// A macro such as `list.all(variable, body)`. `map` may have a condition before its result.
+    Macro {
+        kind: MacroKind,
+        range: Box<Expression>,
+        variable: String,
+        body: Vec<Expression>,
+    },
     Not(Box<Expression>),
-    Negative(Box<Expression>),
+    Negate(Box<Expression>),
     And(Box<Expression>, Box<Expression>),
     Or(Box<Expression>, Box<Expression>),
-    Binary(Operator, Box<Expression>, Box<Expression>),
-    Choice(Box<Expression>, Box<Expression>, Box<Expression>),
+    Binary(BinaryOperator, Box<Expression>, Box<Expression>),
+    /// `condition ? then : otherwise`
+    Conditional(Box<Expression>, Box<Expression>, Box<Expression>),
 }
 
 impl Expression {
+    /// The length of the longest path from this node to a leaf, in nodes.
     fn depth(&self) -> usize {
-        let deepest = |of: &mut dyn Iterator<Item = &Expression>| of.map(Self::depth).max().unwrap_or(0);
+        let deepest = |inner: &mut dyn Iterator<Item = &Expression>| inner.map(Self::depth).max().unwrap_or(0);
         1 + match self {
-            Self::Null | Self::Flag(_) | Self::Int(_) | Self::Double(_) | Self::Text(_) | Self::Name(_) => 0,
+            Self::Null | Self::Bool(_) | Self::Int(_) | Self::Double(_) | Self::String(_) | Self::Identifier(_) => 0,
             Self::List(inner) | Self::Call { arguments: inner, .. } => deepest(&mut inner.iter()),
             Self::Map(entries) => deepest(&mut entries.iter().flat_map(|(key, value)| [key, value])),
-            Self::Select { of, .. } | Self::Has { of, .. } | Self::Not(of) | Self::Negative(of) => of.depth(),
-            Self::Index { of, key, .. } => of.depth().max(key.depth()),
-            Self::Method { of, arguments: inner, .. } | Self::Each { over: of, body: inner, .. } => {
-                of.depth().max(deepest(&mut inner.iter()))
+            Self::Select { operand, .. } | Self::Has { operand, .. } | Self::Not(operand) | Self::Negate(operand) => {
+                operand.depth()
+            }
+            Self::Index { operand, key, .. } => operand.depth().max(key.depth()),
+            Self::Method { operand, arguments: inner, .. } | Self::Macro { range: operand, body: inner, .. } => {
+                operand.depth().max(deepest(&mut inner.iter()))
             }
             Self::And(a, b) | Self::Or(a, b) | Self::Binary(_, a, b) => a.depth().max(b.depth()),
-            Self::Choice(a, b, c) => a.depth().max(b.depth()).max(c.depth()),
+            Self::Conditional(a, b, c) => a.depth().max(b.depth()).max(c.depth()),
         }
     }
 }
 
-/// What is not there: an error, or an optional value without a value.
+/// What a missing key or index gives: an error (`.`, `[]`) or an optional without a value (`.?`, `[?]`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Access {
+pub(super) enum MemberAccess {
     Plain,
     Optional,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Each {
+pub(super) enum MacroKind {
     All,
     Exists,
     ExistsOne,
@@ -68,13 +98,13 @@ pub(super) enum Each {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Operator {
+pub(super) enum BinaryOperator {
     Equal,
-    Unequal,
+    NotEqual,
     Less,
-    AtMost,
+    LessOrEqual,
     Greater,
-    AtLeast,
+    GreaterOrEqual,
     In,
     Add,
     Subtract,
@@ -83,285 +113,306 @@ pub(super) enum Operator {
     Remainder,
 }
 
-pub(super) struct Parsed {
+pub(super) struct ParsedExpression {
     pub(super) expression: Expression,
-    pub(super) mentions_old: bool,
+    pub(super) uses_old_self: bool,
 }
 
-pub(super) fn parse(tokens: &[Token]) -> Result<Parsed> {
-    let mut parser = Parser { tokens, at: 0, depth: 0, size: 0, bound: Vec::new(), mentions_old: false };
-    let expression = parser.expression()?;
-    if expression.depth() > CHAINED {
-        return Err(format!("the rule joins more than {CHAINED} parts after each other"));
+pub(super) fn parse(tokens: &[Token]) -> ParseResult<ParsedExpression> {
+    let mut parser = Parser { tokens, position: 0, nesting: 0, nodes: 0, variables: Vec::new(), uses_old_self: false };
+    let expression = parser.parse_expression()?;
+    if expression.depth() > MAX_EXPRESSION_DEPTH {
+        return Err(format!("the rule joins more than {MAX_EXPRESSION_DEPTH} parts after each other"));
     }
     match parser.peek() {
-        None => Ok(Parsed { expression, mentions_old: parser.mentions_old }),
+        None => Ok(ParsedExpression { expression, uses_old_self: parser.uses_old_self }),
         Some(_) => Err(parser.unexpected("an operator")),
     }
 }
 
 struct Parser<'a> {
     tokens: &'a [Token],
-    at: usize,
-    depth: usize,
-    size: usize,
-    bound: Vec<String>,
-    mentions_old: bool,
+    /// The index of the next token.
+    position: usize,
+    nesting: usize,
+    nodes: usize,
+    /// The variables of the macros around the next token, the innermost last.
+    variables: Vec<String>,
+    uses_old_self: bool,
 }
 
-type Result<T> = std::result::Result<T, String>;
+type ParseResult<T> = std::result::Result<T, String>;
 
 impl<'a> Parser<'a> {
     fn peek(&self) -> Option<&'a Token> {
-        self.tokens.get(self.at)
+        self.tokens.get(self.position)
     }
 
-    fn take_sign(&mut self, sign: &str) -> bool {
-        let found = matches!(self.peek(), Some(Token::Sign(found)) if *found == sign);
-        self.at += usize::from(found);
-        found
+    /// Consumes the next token if it is this symbol.
+    fn take_symbol(&mut self, symbol: &str) -> bool {
+        let is_next = matches!(self.peek(), Some(Token::Symbol(next)) if *next == symbol);
+        self.position += usize::from(is_next);
+        is_next
     }
 
-    fn expect(&mut self, sign: &str) -> Result<()> {
-        if self.take_sign(sign) { Ok(()) } else { Err(self.unexpected(&format!("{sign:?}"))) }
+    fn expect(&mut self, symbol: &str) -> ParseResult<()> {
+        if self.take_symbol(symbol) { Ok(()) } else { Err(self.unexpected(&format!("{symbol:?}"))) }
     }
 
-    fn unexpected(&self, wanted: &str) -> String {
+    /// The error message for the next token, where `expected` should be.
+    fn unexpected(&self, expected: &str) -> String {
         match self.peek() {
-            None => format!("unexpected end, {wanted} is missing"),
-            Some(Token::Sign(sign)) => format!("unexpected {sign:?} where {wanted} should be"),
-            Some(Token::Name(name)) => format!("unexpected {name} where {wanted} should be"),
-            Some(_) => format!("unexpected value where {wanted} should be"),
+            None => format!("unexpected end, {expected} is missing"),
+            Some(Token::Symbol(symbol)) => format!("unexpected {symbol:?} where {expected} should be"),
+            Some(Token::Identifier(name)) => format!("unexpected {name} where {expected} should be"),
+            Some(_) => format!("unexpected value where {expected} should be"),
         }
     }
 
-    /// Counts a node; whoever nests or repeats without end is stopped here.
-    fn made(&mut self, expression: Expression) -> Result<Expression> {
-        self.size += 1;
-        if self.size > SIZE { Err(format!("the rule has more than {SIZE} parts")) } else { Ok(expression) }
+    /// Counts a node. Fails at more than [`MAX_NODES`].
+    fn count_node(&mut self, expression: Expression) -> ParseResult<Expression> {
+        self.nodes += 1;
+        if self.nodes > MAX_NODES { Err(format!("the rule has more than {MAX_NODES} parts")) } else { Ok(expression) }
     }
 
-    fn nested<T>(&mut self, inner: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
-        self.depth += 1;
-        if self.depth > DEPTH {
-            return Err(format!("the rule is nested more than {DEPTH} deep"));
+    /// Fails at more than [`MAX_NESTING`] calls within each other.
+    fn nested<T>(&mut self, inner: impl FnOnce(&mut Self) -> ParseResult<T>) -> ParseResult<T> {
+        self.nesting += 1;
+        if self.nesting > MAX_NESTING {
+            return Err(format!("the rule is nested more than {MAX_NESTING} deep"));
         }
         let result = inner(self);
-        self.depth -= 1;
+        self.nesting -= 1;
         result
     }
 
-    fn expression(&mut self) -> Result<Expression> {
+    fn parse_expression(&mut self) -> ParseResult<Expression> {
         self.nested(|p| {
-            let condition = p.either()?;
-            if !p.take_sign("?") {
+            let condition = p.parse_or()?;
+            if !p.take_symbol("?") {
                 return Ok(condition);
             }
-            let then = p.either()?;
+            let then = p.parse_or()?;
             p.expect(":")?;
-            let other = p.expression()?;
-            p.made(Expression::Choice(condition.into(), then.into(), other.into()))
+            let other = p.parse_expression()?;
+            p.count_node(Expression::Conditional(condition.into(), then.into(), other.into()))
         })
     }
 
-    fn either(&mut self) -> Result<Expression> {
-        let mut left = self.both()?;
-        while self.take_sign("||") {
-            let right = self.both()?;
-            left = self.made(Expression::Or(left.into(), right.into()))?;
+    fn parse_or(&mut self) -> ParseResult<Expression> {
+        let mut left = self.parse_and()?;
+        while self.take_symbol("||") {
+            let right = self.parse_and()?;
+            left = self.count_node(Expression::Or(left.into(), right.into()))?;
         }
         Ok(left)
     }
 
-    fn both(&mut self) -> Result<Expression> {
-        let mut left = self.relation()?;
-        while self.take_sign("&&") {
-            let right = self.relation()?;
-            left = self.made(Expression::And(left.into(), right.into()))?;
+    fn parse_and(&mut self) -> ParseResult<Expression> {
+        let mut left = self.parse_relation()?;
+        while self.take_symbol("&&") {
+            let right = self.parse_relation()?;
+            left = self.count_node(Expression::And(left.into(), right.into()))?;
         }
         Ok(left)
     }
 
-    fn operator(&mut self, among: &[(&str, Operator)]) -> Option<Operator> {
+    /// Consumes the next token if it is one of these operators.
+    fn take_operator(&mut self, operators: &[(&str, BinaryOperator)]) -> Option<BinaryOperator> {
         let found = match self.peek()? {
-            Token::Sign(sign) => among.iter().find(|(text, _)| text == sign),
-            Token::Name(name) => among.iter().find(|(text, _)| text == name),
+            Token::Symbol(symbol) => operators.iter().find(|(text, _)| text == symbol),
+            Token::Identifier(name) => operators.iter().find(|(text, _)| text == name),
             _ => None,
         };
-        self.at += usize::from(found.is_some());
+        self.position += usize::from(found.is_some());
         found.map(|(_, operator)| *operator)
     }
 
-    fn chain(
+    /// Parses `next (operator next)*`, left-associative.
+    fn parse_chain(
         &mut self,
-        among: &[(&str, Operator)],
-        next: impl Fn(&mut Self) -> Result<Expression>,
-    ) -> Result<Expression> {
+        operators: &[(&str, BinaryOperator)],
+        next: impl Fn(&mut Self) -> ParseResult<Expression>,
+    ) -> ParseResult<Expression> {
         let mut left = next(self)?;
-        while let Some(operator) = self.operator(among) {
+        while let Some(operator) = self.take_operator(operators) {
             let right = next(self)?;
-            left = self.made(Expression::Binary(operator, left.into(), right.into()))?;
+            left = self.count_node(Expression::Binary(operator, left.into(), right.into()))?;
         }
         Ok(left)
     }
 
-    fn relation(&mut self) -> Result<Expression> {
-        use Operator::{AtLeast, AtMost, Equal, Greater, In, Less, Unequal};
-        let among =
-            [("==", Equal), ("!=", Unequal), ("<=", AtMost), (">=", AtLeast), ("<", Less), (">", Greater), ("in", In)];
-        self.chain(&among, Self::addition)
+    fn parse_relation(&mut self) -> ParseResult<Expression> {
+        use BinaryOperator::{Equal, Greater, GreaterOrEqual, In, Less, LessOrEqual, NotEqual};
+        let operators = [
+            ("==", Equal),
+            ("!=", NotEqual),
+            ("<=", LessOrEqual),
+            (">=", GreaterOrEqual),
+            ("<", Less),
+            (">", Greater),
+            ("in", In),
+        ];
+        self.parse_chain(&operators, Self::parse_addition)
     }
 
-    fn addition(&mut self) -> Result<Expression> {
-        self.chain(&[("+", Operator::Add), ("-", Operator::Subtract)], Self::multiplication)
+    fn parse_addition(&mut self) -> ParseResult<Expression> {
+        self.parse_chain(&[("+", BinaryOperator::Add), ("-", BinaryOperator::Subtract)], Self::parse_multiplication)
     }
 
-    fn multiplication(&mut self) -> Result<Expression> {
-        use Operator::{Divide, Multiply, Remainder};
-        self.chain(&[("*", Multiply), ("/", Divide), ("%", Remainder)], Self::unary)
+    fn parse_multiplication(&mut self) -> ParseResult<Expression> {
+        use BinaryOperator::{Divide, Multiply, Remainder};
+        self.parse_chain(&[("*", Multiply), ("/", Divide), ("%", Remainder)], Self::parse_unary)
     }
 
-    fn unary(&mut self) -> Result<Expression> {
-        if self.take_sign("!") {
-            let inner = self.nested(Self::unary)?;
-            return self.made(Expression::Not(inner.into()));
+    fn parse_unary(&mut self) -> ParseResult<Expression> {
+        if self.take_symbol("!") {
+            let inner = self.nested(Self::parse_unary)?;
+            return self.count_node(Expression::Not(inner.into()));
         }
-        if self.take_sign("-") {
-            let inner = self.nested(Self::unary)?;
-            return self.made(Expression::Negative(inner.into()));
+        if self.take_symbol("-") {
+            let inner = self.nested(Self::parse_unary)?;
+            return self.count_node(Expression::Negate(inner.into()));
         }
-        self.member()
+        self.parse_member()
     }
 
-    fn member(&mut self) -> Result<Expression> {
-        let mut of = self.primary()?;
+    /// A value and what follows it: fields, indices and calls of methods.
+    fn parse_member(&mut self) -> ParseResult<Expression> {
+        let mut operand = self.parse_primary()?;
         loop {
-            let made = if self.take_sign(".") {
-                let name = self.name()?;
-                if self.take_sign("(") {
-                    self.method(of, name)?
+            let node = if self.take_symbol(".") {
+                let name = self.parse_identifier()?;
+                if self.take_symbol("(") {
+                    self.parse_method(operand, name)?
                 } else {
-                    Expression::Select { of: of.into(), field: unescaped(&name), access: Access::Plain }
+                    Expression::Select {
+                        operand: operand.into(),
+                        field: unescape_field(&name),
+                        access: MemberAccess::Plain,
+                    }
                 }
-            } else if self.take_sign(".?") {
-                let field = unescaped(&self.name()?);
-                Expression::Select { of: of.into(), field, access: Access::Optional }
-            } else if self.take_sign("[") {
-                self.index(of, Access::Plain)?
-            } else if self.take_sign("[?") {
-                self.index(of, Access::Optional)?
+            } else if self.take_symbol(".?") {
+                let field = unescape_field(&self.parse_identifier()?);
+                Expression::Select { operand: operand.into(), field, access: MemberAccess::Optional }
+            } else if self.take_symbol("[") {
+                self.parse_index(operand, MemberAccess::Plain)?
+            } else if self.take_symbol("[?") {
+                self.parse_index(operand, MemberAccess::Optional)?
             } else {
-                return Ok(of);
+                return Ok(operand);
             };
-            of = self.made(made)?;
+            operand = self.count_node(node)?;
         }
     }
 
-    fn name(&mut self) -> Result<String> {
-        let Some(Token::Name(name)) = self.peek() else { return Err(self.unexpected("a name")) };
-        self.at += 1;
+    fn parse_identifier(&mut self) -> ParseResult<String> {
+        let Some(Token::Identifier(name)) = self.peek() else { return Err(self.unexpected("a name")) };
+        self.position += 1;
         Ok(name.clone())
     }
 
-    fn index(&mut self, of: Expression, access: Access) -> Result<Expression> {
-        let key = self.expression()?;
+    fn parse_index(&mut self, operand: Expression, access: MemberAccess) -> ParseResult<Expression> {
+        let key = self.parse_expression()?;
         self.expect("]")?;
-        Ok(Expression::Index { of: of.into(), key: key.into(), access })
+        Ok(Expression::Index { operand: operand.into(), key: key.into(), access })
     }
 
-    fn method(&mut self, of: Expression, name: String) -> Result<Expression> {
-        let each = match name.as_str() {
-            "all" => Some(Each::All),
-            "exists" => Some(Each::Exists),
-            "exists_one" | "existsOne" => Some(Each::ExistsOne),
-            "map" => Some(Each::Map),
-            "filter" => Some(Each::Filter),
+    fn parse_method(&mut self, operand: Expression, name: String) -> ParseResult<Expression> {
+        let macro_kind = match name.as_str() {
+            "all" => Some(MacroKind::All),
+            "exists" => Some(MacroKind::Exists),
+            "exists_one" | "existsOne" => Some(MacroKind::ExistsOne),
+            "map" => Some(MacroKind::Map),
+            "filter" => Some(MacroKind::Filter),
             _ => None,
         };
-        if let Some(what) = each {
-            return self.each(what, of, &name);
+        if let Some(kind) = macro_kind {
+            return self.parse_macro(kind, operand, &name);
         }
-        let arguments = self.arguments(")")?;
+        let arguments = self.parse_arguments(")")?;
         if !functions::is_method(&name, arguments.len()) {
             return Err(format!("there is no function {name} with {} arguments on a value", arguments.len()));
         }
-        Ok(Expression::Method { of: of.into(), name, arguments })
+        Ok(Expression::Method { operand: operand.into(), name, arguments })
     }
 
-    fn each(&mut self, what: Each, over: Expression, name: &str) -> Result<Expression> {
-        let variable = self.name()?;
-        self.bound.push(variable.clone());
+    fn parse_macro(&mut self, kind: MacroKind, range: Expression, name: &str) -> ParseResult<Expression> {
+        let variable = self.parse_identifier()?;
+        self.variables.push(variable.clone());
         let mut body = Vec::new();
-        while self.take_sign(",") {
-            body.push(self.expression()?);
+        while self.take_symbol(",") {
+            body.push(self.parse_expression()?);
         }
-        self.bound.pop();
+        self.variables.pop();
         self.expect(")")?;
-        let fits = matches!((what, body.len()), (_, 1) | (Each::Map, 2));
-        if !fits {
+        let has_valid_body = matches!((kind, body.len()), (_, 1) | (MacroKind::Map, 2));
+        if !has_valid_body {
             return Err(format!("{name} takes a variable and an expression"));
         }
-        Ok(Expression::Each { what, over: over.into(), variable, body })
+        Ok(Expression::Macro { kind, range: range.into(), variable, body })
     }
 
-    fn arguments(&mut self, end: &str) -> Result<Vec<Expression>> {
+    /// A comma-separated list up to the symbol `end`.
+    fn parse_arguments(&mut self, end: &str) -> ParseResult<Vec<Expression>> {
         let mut arguments = Vec::new();
-        while !self.take_sign(end) {
+        while !self.take_symbol(end) {
             if !arguments.is_empty() {
                 self.expect(",")?;
-                // A comma may come after the last element of a list.
-                if end == "]" && self.take_sign(end) {
+                // A trailing comma is allowed in lists.
+                if end == "]" && self.take_symbol(end) {
                     break;
                 }
             }
-            arguments.push(self.expression()?);
+            arguments.push(self.parse_expression()?);
         }
         Ok(arguments)
     }
 
-    fn primary(&mut self) -> Result<Expression> {
+    fn parse_primary(&mut self) -> ParseResult<Expression> {
         let Some(token) = self.peek() else { return Err(self.unexpected("a value")) };
-        self.at += 1;
-        let made = match token {
+        self.position += 1;
+        let node = match token {
             Token::Int(number) => Expression::Int(*number),
             Token::Double(number) => Expression::Double(*number),
-            Token::Text(text) => Expression::Text(text.clone()),
-            Token::Sign("(") => {
-                let inner = self.expression()?;
+            Token::String(text) => Expression::String(text.clone()),
+            Token::Symbol("(") => {
+                let inner = self.parse_expression()?;
                 self.expect(")")?;
                 return Ok(inner);
             }
-            Token::Sign("[") => Expression::List(self.arguments("]")?),
-            Token::Sign("{") => self.map()?,
-            Token::Name(name) => self.named(name)?,
-            Token::Sign(_) => {
-                self.at -= 1;
+            Token::Symbol("[") => Expression::List(self.parse_arguments("]")?),
+            Token::Symbol("{") => self.parse_map()?,
+            Token::Identifier(name) => self.parse_named(name)?,
+            Token::Symbol(_) => {
+                self.position -= 1;
                 return Err(self.unexpected("a value"));
             }
         };
-        self.made(made)
+        self.count_node(node)
     }
 
-    fn map(&mut self) -> Result<Expression> {
+    fn parse_map(&mut self) -> ParseResult<Expression> {
         let mut entries = Vec::new();
-        while !self.take_sign("}") {
+        while !self.take_symbol("}") {
             if !entries.is_empty() {
                 self.expect(",")?;
             }
-            let key = self.expression()?;
+            let key = self.parse_expression()?;
             self.expect(":")?;
-            entries.push((key, self.expression()?));
+            entries.push((key, self.parse_expression()?));
         }
         Ok(Expression::Map(entries))
     }
 
-    fn named(&mut self, name: &str) -> Result<Expression> {
-        if self.take_sign("(") {
-            let mut arguments = self.arguments(")")?;
+    /// An identifier, a literal keyword or the call of a function.
+    fn parse_named(&mut self, name: &str) -> ParseResult<Expression> {
+        if self.take_symbol("(") {
+            let mut arguments = self.parse_arguments(")")?;
             if name == "has" {
                 return match (arguments.pop(), arguments.is_empty()) {
-                    (Some(Expression::Select { of, field, access: Access::Plain }), true) => {
-                        Ok(Expression::Has { of, field })
+                    (Some(Expression::Select { operand, field, access: MemberAccess::Plain }), true) => {
+                        Ok(Expression::Has { operand, field })
                     }
                     _ => Err("has takes a field, as in has(self.name)".into()),
                 };
@@ -372,24 +423,24 @@ impl<'a> Parser<'a> {
             return Ok(Expression::Call { name: name.to_owned(), arguments });
         }
         Ok(match name {
-            "true" => Expression::Flag(true),
-            "false" => Expression::Flag(false),
+            "true" => Expression::Bool(true),
+            "false" => Expression::Bool(false),
             "null" => Expression::Null,
             "oldSelf" => {
-                self.mentions_old = true;
-                Expression::Name(name.to_owned())
+                self.uses_old_self = true;
+                Expression::Identifier(name.to_owned())
             }
-            "self" => Expression::Name(name.to_owned()),
-            bound if self.bound.iter().any(|b| b == bound) => Expression::Name(name.to_owned()),
-            kind if functions::TYPES.contains(&kind) => Expression::Name(name.to_owned()),
+            "self" => Expression::Identifier(name.to_owned()),
+            variable if self.variables.iter().any(|v| v == variable) => Expression::Identifier(name.to_owned()),
+            type_name if functions::TYPE_NAMES.contains(&type_name) => Expression::Identifier(name.to_owned()),
             other => return Err(format!("unknown name {other}")),
         })
     }
 }
 
-/// Field names that would not be names in an expression are written with these in place of what does not fit.
-fn unescaped(name: &str) -> String {
-    const RESERVED: [&str; 20] = [
+/// The field name that an escaped identifier stands for: `__dot__` for `.`, `__namespace__` for the reserved `namespace`.
+fn unescape_field(name: &str) -> String {
+    const RESERVED_WORDS: [&str; 20] = [
         "true",
         "false",
         "null",
@@ -412,7 +463,7 @@ fn unescaped(name: &str) -> String {
         "void",
     ];
     let inner = name.strip_prefix("__").and_then(|n| n.strip_suffix("__"));
-    if let Some(word) = inner.filter(|inner| RESERVED.contains(inner)) {
+    if let Some(word) = inner.filter(|inner| RESERVED_WORDS.contains(inner)) {
         return word.to_owned();
     }
     let mut out = String::new();
@@ -420,8 +471,8 @@ fn unescaped(name: &str) -> String {
     while let Some(at) = rest.find("__") {
         let (before, escape) = rest.split_at(at);
         out.push_str(before);
-        let known = [("__underscores__", "__"), ("__dot__", "."), ("__dash__", "-"), ("__slash__", "/")];
-        let found = known.iter().find(|(text, _)| escape.starts_with(text));
+        let escapes = [("__underscores__", "__"), ("__dot__", "."), ("__dash__", "-"), ("__slash__", "/")];
+        let found = escapes.iter().find(|(text, _)| escape.starts_with(text));
         let (text, stands_for) = found.copied().unwrap_or(("__", "__"));
         out.push_str(stands_for);
         rest = &escape[text.len()..];

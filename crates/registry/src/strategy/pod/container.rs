@@ -1,18 +1,19 @@
-//! What one container of a pod must be.
+//! Validation of one container of a pod.
 
 use std::collections::BTreeMap;
 
 use cleat_api::Quantity;
 use k8s_openapi::api::core::v1::{Container, EnvVar, EnvVarSource, ObjectFieldSelector, VolumeMount};
 
-use cleat_apimachinery::field::FieldError;
+use crate::strategy::field_checks::check_dns_label;
+use cleat_apimachinery::field_error::FieldError;
 use cleat_apimachinery::names;
 
-/// Volumes of the pod, and whether each can be a block device.
-pub(super) type Volumes<'a> = BTreeMap<&'a str, bool>;
+/// The pod's volumes by name, and whether each can be a block device.
+pub(super) type BlockCapability<'a> = BTreeMap<&'a str, bool>;
 
-/// What may be asked about a pod from inside.
-const FIELDS: [&str; 9] = [
+/// Fields of the pod that `fieldRef` may name.
+const DOWNWARD_API_FIELDS: [&str; 9] = [
     "metadata.name",
     "metadata.namespace",
     "metadata.uid",
@@ -24,8 +25,13 @@ const FIELDS: [&str; 9] = [
     "status.podIPs",
 ];
 
-pub(super) fn check(path: &str, container: &Container, volumes: &Volumes<'_>, errors: &mut Vec<FieldError>) {
-    super::valid::check_name(&format!("{path}.name"), &container.name, errors);
+pub(super) fn check_container(
+    path: &str,
+    container: &Container,
+    volumes: &BlockCapability<'_>,
+    errors: &mut Vec<FieldError>,
+) {
+    check_dns_label(&format!("{path}.name"), &container.name, errors);
     if container.image.as_deref().is_none_or(str::is_empty) {
         errors.push(FieldError::required(format!("{path}.image"), ""));
     }
@@ -69,18 +75,18 @@ fn check_variable(path: &str, variable: &EnvVar, errors: &mut Vec<FieldError>) {
     }
     let Some(source) = &variable.value_from else { return };
     let path = format!("{path}.valueFrom");
-    let given = sources(source);
-    if given == 0 {
+    let count = count_sources(source);
+    if count == 0 {
         let why = "must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or \
                    `fileKeyRef`";
         errors.push(FieldError::invalid(&path, "", why));
     } else if variable.value.as_deref().is_some_and(|v| !v.is_empty()) {
         errors.push(FieldError::invalid(&path, "", "may not be specified when `value` is not empty"));
-    } else if given > 1 {
+    } else if count > 1 {
         errors.push(FieldError::invalid(&path, "", "may not have more than one field specified at a time"));
     }
     if let Some(field) = &source.field_ref {
-        check_field(&format!("{path}.fieldRef"), field, errors);
+        check_field_ref(&format!("{path}.fieldRef"), field, errors);
     }
     for (name, key) in [
         ("configMapKeyRef", source.config_map_key_ref.as_ref().map(|r| &r.key)),
@@ -92,7 +98,7 @@ fn check_variable(path: &str, variable: &EnvVar, errors: &mut Vec<FieldError>) {
     }
 }
 
-fn sources(source: &EnvVarSource) -> usize {
+fn count_sources(source: &EnvVarSource) -> usize {
     [
         source.field_ref.is_some(),
         source.resource_field_ref.is_some(),
@@ -105,15 +111,19 @@ fn sources(source: &EnvVarSource) -> usize {
     .count()
 }
 
-fn check_field(path: &str, field: &ObjectFieldSelector, errors: &mut Vec<FieldError>) {
-    let asked = field.field_path.as_str();
-    let entry = |map: &str| asked.strip_prefix(map).is_some_and(|rest| rest.starts_with("['") && rest.ends_with("']"));
+fn check_field_ref(path: &str, field: &ObjectFieldSelector, errors: &mut Vec<FieldError>) {
+    let field_path = field.field_path.as_str();
+    let is_entry_of =
+        |map: &str| field_path.strip_prefix(map).is_some_and(|rest| rest.starts_with("['") && rest.ends_with("']"));
     let path = format!("{path}.fieldPath");
-    match asked {
+    match field_path {
         "" => errors.push(FieldError::required(path, "")),
-        known if FIELDS.contains(&known) || entry("metadata.labels") || entry("metadata.annotations") => {}
-        whole @ ("metadata.labels" | "metadata.annotations") => {
-            errors.push(FieldError::not_supported(path, whole, &FIELDS));
+        known
+            if DOWNWARD_API_FIELDS.contains(&known)
+                || is_entry_of("metadata.labels")
+                || is_entry_of("metadata.annotations") => {}
+        map @ ("metadata.labels" | "metadata.annotations") => {
+            errors.push(FieldError::not_supported(path, map, &DOWNWARD_API_FIELDS));
         }
         other => {
             let why = format!("error converting fieldPath: field label not supported: {other}");
@@ -122,8 +132,8 @@ fn check_field(path: &str, field: &ObjectFieldSelector, errors: &mut Vec<FieldEr
     }
 }
 
-fn check_mounts(path: &str, container: &Container, volumes: &Volumes<'_>, errors: &mut Vec<FieldError>) {
-    let mut paths = std::collections::BTreeSet::new();
+fn check_mounts(path: &str, container: &Container, volumes: &BlockCapability<'_>, errors: &mut Vec<FieldError>) {
+    let mut mount_paths = std::collections::BTreeSet::new();
     let privileged = container.security_context.as_ref().and_then(|c| c.privileged) == Some(true);
     for (i, mount) in container.volume_mounts.iter().flatten().enumerate() {
         let path = format!("{path}.volumeMounts[{i}]");
@@ -134,7 +144,7 @@ fn check_mounts(path: &str, container: &Container, volumes: &Volumes<'_>, errors
         }
         if mount.mount_path.is_empty() {
             errors.push(FieldError::required(format!("{path}.mountPath"), ""));
-        } else if !paths.insert(&mount.mount_path) {
+        } else if !mount_paths.insert(&mount.mount_path) {
             errors.push(FieldError::invalid(format!("{path}.mountPath"), &mount.mount_path, "must be unique"));
         }
         check_sub_path(&path, mount, errors);
@@ -149,8 +159,8 @@ fn check_mounts(path: &str, container: &Container, volumes: &Volumes<'_>, errors
                 errors.push(FieldError::forbidden(path, why));
             }
             Some(other) => {
-                let known = ["Bidirectional", "HostToContainer", "None"];
-                errors.push(FieldError::not_supported(path, other, &known));
+                let modes = ["Bidirectional", "HostToContainer", "None"];
+                errors.push(FieldError::not_supported(path, other, &modes));
             }
         }
     }
@@ -166,20 +176,20 @@ fn check_mounts(path: &str, container: &Container, volumes: &Volumes<'_>, errors
         }
         if device.device_path.is_empty() {
             errors.push(FieldError::required(format!("{path}.devicePath"), ""));
-        } else if !paths.insert(&device.device_path) {
+        } else if !mount_paths.insert(&device.device_path) {
             errors.push(FieldError::invalid(format!("{path}.devicePath"), &device.device_path, "must be unique"));
         }
     }
 }
 
 fn check_sub_path(path: &str, mount: &VolumeMount, errors: &mut Vec<FieldError>) {
-    let given = |text: &Option<String>| text.clone().filter(|t| !t.is_empty());
-    if let (Some(_), Some(expression)) = (given(&mount.sub_path), given(&mount.sub_path_expr)) {
+    let non_empty = |text: &Option<String>| text.clone().filter(|t| !t.is_empty());
+    if let (Some(_), Some(expression)) = (non_empty(&mount.sub_path), non_empty(&mount.sub_path_expr)) {
         let why = "subPathExpr and subPath are mutually exclusive";
         errors.push(FieldError::invalid(format!("{path}.subPathExpr"), expression, why));
     }
     for (name, text) in [("subPath", &mount.sub_path), ("subPathExpr", &mount.sub_path_expr)] {
-        let Some(text) = given(text) else { continue };
+        let Some(text) = non_empty(text) else { continue };
         if text.starts_with('/') {
             errors.push(FieldError::invalid(format!("{path}.{name}"), &text, "must be a relative path"));
         }
@@ -193,31 +203,31 @@ fn check_resources(path: &str, container: &Container, errors: &mut Vec<FieldErro
     let Some(resources) = &container.resources else { return };
     let parsed = |text: &str| text.parse::<Quantity>().ok();
     for (part, list) in [("limits", &resources.limits), ("requests", &resources.requests)] {
-        for (name, written) in list.iter().flatten() {
+        for (name, raw) in list.iter().flatten() {
             let path = format!("{path}.{part}[{name}]");
-            if let Err(why) = names::qualified(name) {
+            if let Err(why) = names::validate_qualified_name(name) {
                 errors.push(FieldError::invalid(&path, name, why));
             }
-            match parsed(&written.0) {
+            match parsed(&raw.0) {
                 Some(quantity) if quantity.is_negative() => {
-                    errors.push(FieldError::invalid(path, &written.0, "must be greater than or equal to 0"));
+                    errors.push(FieldError::invalid(path, &raw.0, "must be greater than or equal to 0"));
                 }
                 Some(_) => {}
-                None => errors.push(FieldError::invalid(path, &written.0, "must be a quantity")),
+                None => errors.push(FieldError::invalid(path, &raw.0, "must be a quantity")),
             }
         }
     }
-    for (name, wanted) in resources.requests.iter().flatten() {
+    for (name, request) in resources.requests.iter().flatten() {
         let Some(limit) = resources.limits.as_ref().and_then(|l| l.get(name)) else { continue };
-        let overcommits = ["cpu", "memory", "ephemeral-storage"].contains(&name.as_str());
-        let (Some(wanted_value), Some(limit_value)) = (parsed(&wanted.0), parsed(&limit.0)) else { continue };
+        let can_overcommit = ["cpu", "memory", "ephemeral-storage"].contains(&name.as_str());
+        let (Some(request_value), Some(limit_value)) = (parsed(&request.0), parsed(&limit.0)) else { continue };
         let path = format!("{path}.requests");
-        if overcommits && wanted_value > limit_value {
+        if can_overcommit && request_value > limit_value {
             let why = format!("must be less than or equal to {name} limit of {}", limit.0);
-            errors.push(FieldError::invalid(path, &wanted.0, why));
-        } else if !overcommits && wanted_value != limit_value {
+            errors.push(FieldError::invalid(path, &request.0, why));
+        } else if !can_overcommit && request_value != limit_value {
             let why = format!("must be equal to {name} limit of {}", limit.0);
-            errors.push(FieldError::invalid(path, &wanted.0, why));
+            errors.push(FieldError::invalid(path, &request.0, why));
         }
     }
 }
@@ -230,16 +240,16 @@ mod tests {
 
     #[test]
     fn invalid_containers_name_the_field() {
-        let volumes = Volumes::from([("v", false), ("b", true)]);
+        let volumes = BlockCapability::from([("v", false), ("b", true)]);
         for (case, change, field) in [
-            ("fine", json!({}), None),
+            ("valid", json!({}), None),
             ("a variable without a name", json!({ "env": [{ "name": "" }] }), Some("c.env[0].name")),
             (
-                "a value twice",
+                "a value and a source",
                 json!({ "env": [{ "name": "A", "value": "x", "valueFrom": { "fieldRef": { "fieldPath": "metadata.name" } } }] }),
                 Some("c.env[0].valueFrom"),
             ),
-            ("a value from nowhere", json!({ "env": [{ "name": "A", "valueFrom": {} }] }), Some("c.env[0].valueFrom")),
+            ("an empty source", json!({ "env": [{ "name": "A", "valueFrom": {} }] }), Some("c.env[0].valueFrom")),
             (
                 "an unknown field",
                 json!({ "env": [{ "name": "A", "valueFrom": { "fieldRef": { "fieldPath": "bad.path" } } }] }),
@@ -267,16 +277,16 @@ mod tests {
             ),
             ("a claim as a device", json!({ "volumeDevices": [{ "name": "b", "devicePath": "/d" }] }), None),
             (
-                "more wanted than allowed",
+                "a request above the limit",
                 json!({ "resources": { "requests": { "cpu": "2" }, "limits": { "cpu": "1" } } }),
                 Some("c.resources.requests"),
             ),
-            ("no port", json!({ "ports": [{ "containerPort": 0 }] }), Some("c.ports[0].containerPort")),
+            ("port 0", json!({ "ports": [{ "containerPort": 0 }] }), Some("c.ports[0].containerPort")),
         ] {
-            let mut made: Value = json!({ "name": "c", "image": "i" });
-            json_patch::merge(&mut made, &change);
+            let mut container: Value = json!({ "name": "c", "image": "i" });
+            json_patch::merge(&mut container, &change);
             let mut errors = Vec::new();
-            check("c", &serde_json::from_value(made).unwrap(), &volumes, &mut errors);
+            check_container("c", &serde_json::from_value(container).unwrap(), &volumes, &mut errors);
             assert_eq!(errors.first().map(|e| e.field.as_str()), field, "{case}: {errors:?}");
         }
     }

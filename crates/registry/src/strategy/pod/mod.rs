@@ -1,10 +1,10 @@
-//! Pod.
+//! Strategy of Pod (v1). The files beside it hold defaults, validation and the table row.
 
 mod container;
 mod defaults;
-mod source;
-mod table;
-mod valid;
+mod table_row;
+mod validation;
+mod volume_source;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition, PodSpec, PodStatus};
@@ -12,23 +12,23 @@ use serde_json::Value;
 
 use cleat_apimachinery::column::Column;
 use cleat_apimachinery::descriptor::Descriptor;
-use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::field_error::FieldError;
 use cleat_apimachinery::kind::Strategy;
 
-pub(super) struct Pods;
+pub(super) struct PodStrategy;
 
-/// What the template of a pod gets that its author left out.
-pub(super) fn default_template(spec: &mut PodSpec) {
-    defaults::spec(spec);
+/// Fills the fields that the spec of a pod template leaves out.
+pub(super) fn default_template_spec(spec: &mut PodSpec) {
+    defaults::default_spec(spec);
 }
 
-/// What is wrong with the template of a pod, whose specification is at `path`.
-pub(super) fn check_template(path: &str, spec: &PodSpec) -> Vec<FieldError> {
-    valid::spec(path, None, spec)
+/// Validates the spec of a pod template. `path` is the path of the spec, for error messages.
+pub(super) fn validate_template_spec(path: &str, spec: &PodSpec) -> Vec<FieldError> {
+    validation::validate_spec(path, None, spec)
 }
 
-/// No scheduler looks at such a pod, so it says from the start why it waits.
-fn gated() -> PodCondition {
+/// The condition of a new pod with scheduling gates. Set at creation, because no scheduler reports on such a pod.
+fn scheduling_gated_condition() -> PodCondition {
     PodCondition {
         type_: "PodScheduled".into(),
         status: "False".into(),
@@ -38,27 +38,27 @@ fn gated() -> PodCondition {
     }
 }
 
-impl Strategy for Pods {
+impl Strategy for PodStrategy {
     type Object = Pod;
 
     fn descriptor() -> Descriptor {
-        Descriptor::new("", "v1", "Pod", "pods").short(&["po"]).category("all").with_status()
+        Descriptor::new("", "v1", "Pod", "pods").short_names(&["po"]).category("all").with_status()
     }
 
-    fn default(pod: &mut Pod) {
-        defaults::pod(pod.spec.get_or_insert_default());
+    fn set_defaults(pod: &mut Pod) {
+        defaults::default_pod_spec(pod.spec.get_or_insert_default());
         pod.status.get_or_insert_default().phase.get_or_insert_with(|| "Pending".into());
     }
 
     fn prepare_create(pod: &mut Pod, _now: Timestamp) {
         pod.metadata.generation = Some(1);
-        let class = pod.spec.as_ref().map(defaults::quality);
+        let qos_class = pod.spec.as_ref().map(defaults::qos_class);
         let is_gated =
             pod.spec.as_ref().and_then(|s| s.scheduling_gates.as_ref()).is_some_and(|gates| !gates.is_empty());
         pod.status = Some(PodStatus {
             phase: Some("Pending".into()),
-            qos_class: class.map(Into::into),
-            conditions: is_gated.then(|| vec![gated()]),
+            qos_class: qos_class.map(Into::into),
+            conditions: is_gated.then(|| vec![scheduling_gated_condition()]),
             ..Default::default()
         });
     }
@@ -80,14 +80,14 @@ impl Strategy for Pods {
 
     fn validate(pod: &Pod) -> Vec<FieldError> {
         let name = pod.metadata.name.as_deref();
-        pod.spec.as_ref().map(|spec| valid::spec("spec", name, spec)).unwrap_or_default()
+        pod.spec.as_ref().map(|spec| validation::validate_spec("spec", name, spec)).unwrap_or_default()
     }
 
     fn validate_update(new: &Pod, old: &Pod) -> Vec<FieldError> {
-        valid::update(new, old)
+        validation::validate_update(new, old)
     }
 
-    fn fields() -> &'static [&'static str] {
+    fn selectable_fields() -> &'static [&'static str] {
         &[
             "spec.nodeName",
             "spec.host",
@@ -101,7 +101,7 @@ impl Strategy for Pods {
         ]
     }
 
-    fn field(pod: &Pod, name: &str) -> String {
+    fn selectable_value(pod: &Pod, name: &str) -> String {
         let spec = pod.spec.as_ref();
         let status = pod.status.as_ref();
         let value = match name {
@@ -119,14 +119,14 @@ impl Strategy for Pods {
     }
 
     fn columns() -> &'static [Column] {
-        table::COLUMNS
+        table_row::COLUMNS
     }
 
     fn cells(pod: &Pod, now: Timestamp) -> Vec<Value> {
-        table::cells(pod, now)
+        table_row::cells(pod, now)
     }
 
     fn row_conditions(pod: &Pod) -> Option<Value> {
-        table::conditions(pod)
+        table_row::conditions(pod)
     }
 }

@@ -1,35 +1,36 @@
-//! Deployment.
+//! Strategy of Deployment (apps/v1).
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentStatus};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::Value;
 
-use super::{
-    CONTAINERS, IMAGES, SELECTOR, check_always, check_count, check_pods, check_portion, container_cells,
-    default_template, is_zero, selector_cell,
+use super::field_checks::{check_immutable, check_non_negative, check_supported};
+use super::pod_template::{
+    CONTAINERS_COLUMN, IMAGES_COLUMN, SELECTOR_COLUMN, check_always_restarts, check_count_or_percent,
+    check_selector_and_template, container_cells, default_template, is_zero_count_or_percent,
 };
-use crate::strategy::{check_choice, immutable};
+use super::table_cells::selector_cell;
 use cleat_apimachinery::column::{self, AGE, Column, NAME};
-use cleat_apimachinery::descriptor::{Descriptor, Scale};
-use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::descriptor::{Descriptor, ScalePaths};
+use cleat_apimachinery::field_error::FieldError;
 use cleat_apimachinery::kind::Strategy;
 
-pub(crate) struct Deployments;
+pub(super) struct DeploymentStrategy;
 
-impl Strategy for Deployments {
+impl Strategy for DeploymentStrategy {
     type Object = Deployment;
 
     fn descriptor() -> Descriptor {
         Descriptor::new("apps", "v1", "Deployment", "deployments")
-            .short(&["deploy"])
+            .short_names(&["deploy"])
             .category("all")
             .with_status()
-            .scales(Scale::by_labels())
+            .with_scale(ScalePaths::of_workload())
             .deletes_with_status()
     }
 
-    fn default(deployment: &mut Deployment) {
+    fn set_defaults(deployment: &mut Deployment) {
         let spec = &mut deployment.spec;
         spec.replicas.get_or_insert(1);
         spec.revision_history_limit.get_or_insert(10);
@@ -53,7 +54,7 @@ impl Strategy for Deployments {
 
     fn prepare_update(new: &mut Deployment, old: &Deployment) {
         new.status = old.status.clone();
-        // Its annotations carry over to what it makes, so they count as specification.
+        // The deployment controller copies annotations to the ReplicaSets, so a changed annotation is a new generation.
         if new.spec != old.spec || new.metadata.annotations != old.metadata.annotations {
             new.metadata.generation = Some(old.metadata.generation.unwrap_or(0) + 1);
         }
@@ -67,11 +68,11 @@ impl Strategy for Deployments {
     fn validate(deployment: &Deployment) -> Vec<FieldError> {
         let mut errors = Vec::new();
         let spec = deployment.spec.clone();
-        check_count("spec.replicas", spec.replicas.map(Into::into), &mut errors);
-        check_pods(&spec.selector, &spec.template, &mut errors);
-        check_always(&spec.template, "ReplicaSet", &mut errors);
+        check_non_negative("spec.replicas", spec.replicas.map(Into::into), &mut errors);
+        check_selector_and_template(&spec.selector, &spec.template, &mut errors);
+        check_always_restarts(&spec.template, "ReplicaSet", &mut errors);
         let strategy = spec.strategy.unwrap_or_default();
-        check_choice("spec.strategy.type", strategy.type_.as_ref(), &["Recreate", "RollingUpdate"], &mut errors);
+        check_supported("spec.strategy.type", strategy.type_.as_ref(), &["Recreate", "RollingUpdate"], &mut errors);
         match (strategy.type_.as_deref(), &strategy.rolling_update) {
             (Some("Recreate"), Some(_)) => {
                 let why = "may not be specified when strategy `type` is 'Recreate'";
@@ -79,20 +80,20 @@ impl Strategy for Deployments {
             }
             (_, Some(update)) => {
                 let path = "spec.strategy.rollingUpdate";
-                let (most, extra) = (update.max_unavailable.as_ref(), update.max_surge.as_ref());
-                check_portion(&format!("{path}.maxUnavailable"), most, &mut errors);
-                check_portion(&format!("{path}.maxSurge"), extra, &mut errors);
-                if is_zero(most) && is_zero(extra) {
+                let (max_unavailable, max_surge) = (update.max_unavailable.as_ref(), update.max_surge.as_ref());
+                check_count_or_percent(&format!("{path}.maxUnavailable"), max_unavailable, &mut errors);
+                check_count_or_percent(&format!("{path}.maxSurge"), max_surge, &mut errors);
+                if is_zero_count_or_percent(max_unavailable) && is_zero_count_or_percent(max_surge) {
                     let why = "may not be 0 when `maxSurge` is 0";
-                    errors.push(FieldError::invalid(format!("{path}.maxUnavailable"), most, why));
+                    errors.push(FieldError::invalid(format!("{path}.maxUnavailable"), max_unavailable, why));
                 }
             }
             _ => {}
         }
-        check_count("spec.minReadySeconds", spec.min_ready_seconds.map(Into::into), &mut errors);
-        check_count("spec.revisionHistoryLimit", spec.revision_history_limit.map(Into::into), &mut errors);
+        check_non_negative("spec.minReadySeconds", spec.min_ready_seconds.map(Into::into), &mut errors);
+        check_non_negative("spec.revisionHistoryLimit", spec.revision_history_limit.map(Into::into), &mut errors);
         if let Some(deadline) = spec.progress_deadline_seconds {
-            check_count("spec.progressDeadlineSeconds", Some(deadline.into()), &mut errors);
+            check_non_negative("spec.progressDeadlineSeconds", Some(deadline.into()), &mut errors);
             if deadline <= spec.min_ready_seconds.unwrap_or(0) {
                 let why = "must be greater than minReadySeconds";
                 errors.push(FieldError::invalid("spec.progressDeadlineSeconds", deadline, why));
@@ -104,7 +105,7 @@ impl Strategy for Deployments {
     fn validate_update(new: &Deployment, old: &Deployment) -> Vec<FieldError> {
         let mut errors = Vec::new();
         let selector = |d: &Deployment| d.spec.selector.clone();
-        immutable("spec.selector", &selector(new), &selector(old), &mut errors);
+        check_immutable("spec.selector", &selector(new), &selector(old), &mut errors);
         errors
     }
 
@@ -115,9 +116,9 @@ impl Strategy for Deployments {
             Column::text("Up-to-date", "How many pods are of the newest template."),
             Column::text("Available", "How many pods have been ready for long enough."),
             AGE,
-            CONTAINERS,
-            IMAGES,
-            SELECTOR,
+            CONTAINERS_COLUMN,
+            IMAGES_COLUMN,
+            SELECTOR_COLUMN,
         ];
         COLUMNS
     }

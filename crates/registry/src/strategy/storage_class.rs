@@ -1,27 +1,27 @@
-//! StorageClass.
+//! Strategy of StorageClass (storage.k8s.io/v1).
 
 use cleat_api::well_known::annotation;
 use jiff::Timestamp;
 use k8s_openapi::api::storage::v1::StorageClass;
 use serde_json::Value;
 
-use super::{check_choice, check_parameters, immutable};
+use super::field_checks::{check_class_parameters, check_immutable, check_supported};
 use cleat_apimachinery::column::{self, AGE, Column, NAME};
 use cleat_apimachinery::descriptor::Descriptor;
-use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::field_error::FieldError;
 use cleat_apimachinery::kind::Strategy;
 use cleat_apimachinery::names;
 
-pub(super) struct Classes;
+pub(super) struct StorageClassStrategy;
 
-impl Strategy for Classes {
+impl Strategy for StorageClassStrategy {
     type Object = StorageClass;
 
     fn descriptor() -> Descriptor {
-        Descriptor::new("storage.k8s.io", "v1", "StorageClass", "storageclasses").short(&["sc"]).cluster_scoped()
+        Descriptor::new("storage.k8s.io", "v1", "StorageClass", "storageclasses").short_names(&["sc"]).cluster_scoped()
     }
 
-    fn default(class: &mut StorageClass) {
+    fn set_defaults(class: &mut StorageClass) {
         class.reclaim_policy.get_or_insert_with(|| "Delete".into());
         class.volume_binding_mode.get_or_insert_with(|| "Immediate".into());
     }
@@ -31,19 +31,19 @@ impl Strategy for Classes {
         match class.provisioner.as_str() {
             "" => errors.push(FieldError::required("provisioner", "")),
             provisioner => {
-                if let Err(why) = names::qualified(&provisioner.to_ascii_lowercase()) {
+                if let Err(why) = names::validate_qualified_name(&provisioner.to_ascii_lowercase()) {
                     errors.push(FieldError::invalid("provisioner", provisioner, why));
                 }
             }
         }
-        check_parameters(class.parameters.as_ref(), &mut errors);
+        check_class_parameters(class.parameters.as_ref(), &mut errors);
         let terms = class.allowed_topologies.as_deref().unwrap_or_default();
         for i in (0..terms.len()).filter(|i| terms[..*i].contains(&terms[*i])) {
             errors.push(FieldError::duplicate(format!("allowedTopologies[{i}].matchLabelExpressions"), ""));
         }
-        check_choice("reclaimPolicy", class.reclaim_policy.as_ref(), &["Delete", "Retain"], &mut errors);
+        check_supported("reclaimPolicy", class.reclaim_policy.as_ref(), &["Delete", "Retain"], &mut errors);
         let modes = ["Immediate", "WaitForFirstConsumer"];
-        check_choice("volumeBindingMode", class.volume_binding_mode.as_ref(), &modes, &mut errors);
+        check_supported("volumeBindingMode", class.volume_binding_mode.as_ref(), &modes, &mut errors);
         errors
     }
 
@@ -58,16 +58,16 @@ impl Strategy for Classes {
         if new.reclaim_policy != old.reclaim_policy {
             errors.push(FieldError::forbidden("reclaimPolicy", "updates to reclaimPolicy are forbidden."));
         }
-        immutable("volumeBindingMode", &new.volume_binding_mode, &old.volume_binding_mode, &mut errors);
+        check_immutable("volumeBindingMode", &new.volume_binding_mode, &old.volume_binding_mode, &mut errors);
         errors
     }
 
     fn columns() -> &'static [Column] {
         const COLUMNS: &[Column] = &[
             NAME,
-            Column::text("Provisioner", "Who makes the volumes of this class."),
+            Column::text("Provisioner", "Provisioner that creates volumes of this class."),
             Column::text("ReclaimPolicy", "What happens to a volume of this class when its claim is deleted."),
-            Column::text("VolumeBindingMode", "When volumes of this class are made and bound."),
+            Column::text("VolumeBindingMode", "When volumes of this class are created and bound."),
             Column::text("AllowVolumeExpansion", "Whether claims of this class may grow."),
             AGE,
         ];

@@ -1,35 +1,36 @@
-//! What a pod must be, and what of it may change.
+//! Validation of pods and pod templates, and of what an update of a pod may change.
 
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Toleration, Volume};
 use serde_json::Value;
 
-use super::container::{self, Volumes};
-use super::source;
-use cleat_apimachinery::field::FieldError;
+use super::container::{BlockCapability, check_container};
+use super::volume_source::check_volume_source;
+use crate::strategy::field_checks::check_dns_label;
+use cleat_apimachinery::field_error::FieldError;
 use cleat_apimachinery::names;
 
-const FROZEN: &str = "pod updates may not change fields other than `spec.containers[*].image`,\
+const IMMUTABLE_SPEC: &str = "pod updates may not change fields other than `spec.containers[*].image`,\
     `spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing \
     tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
 
-/// The specification at `root`. `pod` is the name of the pod, if it is known already.
-pub(super) fn spec(root: &str, pod: Option<&str>, spec: &PodSpec) -> Vec<FieldError> {
+/// Validates the pod spec at the path `root`. `pod` is the name of the pod; `None` for a template.
+pub(super) fn validate_spec(root: &str, pod: Option<&str>, spec: &PodSpec) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let volumes = check_volumes(root, pod, spec.volumes.as_deref().unwrap_or_default(), &mut errors);
     if spec.containers.is_empty() {
         errors.push(FieldError::required(format!("{root}.containers"), ""));
     }
-    let mut seen = BTreeSet::new();
+    let mut container_names = BTreeSet::new();
     let init = spec.init_containers.as_deref().unwrap_or_default();
     for (list, containers) in [("containers", spec.containers.as_slice()), ("initContainers", init)] {
-        for (i, one) in containers.iter().enumerate() {
+        for (i, container) in containers.iter().enumerate() {
             let path = format!("{root}.{list}[{i}]");
-            if !one.name.is_empty() && !seen.insert(one.name.as_str()) {
-                errors.push(FieldError::duplicate(format!("{path}.name"), &one.name));
+            if !container.name.is_empty() && !container_names.insert(container.name.as_str()) {
+                errors.push(FieldError::duplicate(format!("{path}.name"), &container.name));
             }
-            container::check(&path, one, &volumes, &mut errors);
+            check_container(&path, container, &volumes, &mut errors);
         }
     }
     if let Some(seconds) = spec.active_deadline_seconds.filter(|s| !(1..=i64::from(i32::MAX)).contains(s)) {
@@ -38,15 +39,15 @@ pub(super) fn spec(root: &str, pod: Option<&str>, spec: &PodSpec) -> Vec<FieldEr
     }
     let policies = ["Always", "OnFailure", "Never"];
     if let Some(policy) = spec.restart_policy.as_deref().filter(|p| !policies.contains(p)) {
-        errors.push(FieldError::not_supported_of(format!("{root}.restartPolicy"), policy, &policies));
+        errors.push(FieldError::not_supported_in_order(format!("{root}.restartPolicy"), policy, &policies));
     }
     if let Some(node) = spec.node_name.as_deref().filter(|n| !n.is_empty())
-        && let Err(why) = names::subdomain(node)
+        && let Err(why) = names::validate_subdomain(node)
     {
         errors.push(FieldError::invalid(format!("{root}.nodeName"), node, why));
     }
     if let Some(account) = spec.service_account_name.as_deref().filter(|a| !a.is_empty())
-        && let Err(why) = names::subdomain(account)
+        && let Err(why) = names::validate_subdomain(account)
     {
         errors.push(FieldError::invalid(format!("{root}.serviceAccountName"), account, why));
     }
@@ -56,19 +57,11 @@ pub(super) fn spec(root: &str, pod: Option<&str>, spec: &PodSpec) -> Vec<FieldEr
     errors
 }
 
-pub(super) fn check_name(path: &str, name: &str, errors: &mut Vec<FieldError>) {
-    if name.is_empty() {
-        errors.push(FieldError::required(path, ""));
-    } else if let Err(why) = names::label(name) {
-        errors.push(FieldError::invalid(path, name, why));
-    }
-}
-
 fn check_toleration(path: &str, toleration: &Toleration, errors: &mut Vec<FieldError>) {
     let given = |text: &Option<String>| text.clone().unwrap_or_default();
     let (key, operator, value) = (given(&toleration.key), given(&toleration.operator), given(&toleration.value));
     if !key.is_empty()
-        && let Err(why) = names::qualified(&key)
+        && let Err(why) = names::validate_qualified_name(&key)
     {
         errors.push(FieldError::invalid(format!("{path}.key"), &key, why));
     }
@@ -83,7 +76,7 @@ fn check_toleration(path: &str, toleration: &Toleration, errors: &mut Vec<FieldE
     }
     match operator.as_str() {
         "" | "Equal" => {
-            if let Err(why) = names::label_value(&value) {
+            if let Err(why) = names::validate_label_value(&value) {
                 errors.push(FieldError::invalid(format!("{path}.operator"), &value, why));
             }
         }
@@ -93,12 +86,12 @@ fn check_toleration(path: &str, toleration: &Toleration, errors: &mut Vec<FieldE
             errors.push(FieldError::invalid(format!("{path}.operator"), &value, why));
         }
         other => {
-            errors.push(FieldError::not_supported_of(format!("{path}.operator"), other, &["Equal", "Exists"]));
+            errors.push(FieldError::not_supported_in_order(format!("{path}.operator"), other, &["Equal", "Exists"]));
         }
     }
     let effects = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
     if !effect.is_empty() && !effects.contains(&effect.as_str()) {
-        errors.push(FieldError::not_supported_of(format!("{path}.effect"), &effect, &effects));
+        errors.push(FieldError::not_supported_in_order(format!("{path}.effect"), &effect, &effects));
     }
 }
 
@@ -107,18 +100,18 @@ fn check_volumes<'a>(
     pod: Option<&str>,
     volumes: &'a [Volume],
     errors: &mut Vec<FieldError>,
-) -> Volumes<'a> {
-    let mut seen = Volumes::new();
-    let made: BTreeSet<String> =
+) -> BlockCapability<'a> {
+    let mut capabilities = BlockCapability::new();
+    let ephemeral_claims: BTreeSet<String> =
         volumes.iter().filter(|v| v.ephemeral.is_some()).filter_map(|v| Some(format!("{}-{}", pod?, v.name))).collect();
     for (i, volume) in volumes.iter().enumerate() {
         let path = format!("{root}.volumes[{i}]");
-        check_name(&format!("{path}.name"), &volume.name, errors);
-        let can_be_device = volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some();
-        if seen.insert(volume.name.as_str(), can_be_device).is_some() {
+        check_dns_label(&format!("{path}.name"), &volume.name, errors);
+        let can_be_block = volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some();
+        if capabilities.insert(volume.name.as_str(), can_be_block).is_some() {
             errors.push(FieldError::duplicate(format!("{path}.name"), &volume.name));
         }
-        // Every field of a volume but its name is a source.
+        // Every field of a volume except its name is a source.
         let sources = match serde_json::to_value(volume) {
             Ok(Value::Object(fields)) => fields.keys().filter(|k| *k != "name").cloned().collect(),
             _ => Vec::new(),
@@ -126,17 +119,20 @@ fn check_volumes<'a>(
         for extra in sources.iter().skip(1) {
             errors.push(FieldError::forbidden(format!("{path}.{extra}"), "may not specify more than 1 volume type"));
         }
-        source::check(&path, volume, errors);
-        if let Some(claim) = volume.persistent_volume_claim.as_ref().filter(|c| made.contains(&c.claim_name)) {
+        check_volume_source(&path, volume, errors);
+        if let Some(claim) =
+            volume.persistent_volume_claim.as_ref().filter(|c| ephemeral_claims.contains(&c.claim_name))
+        {
             let path = format!("{path}.persistentVolumeClaim.claimName");
             let why = "must not reference a PVC that gets created for an ephemeral volume";
             errors.push(FieldError::invalid(path, &claim.claim_name, why));
         }
     }
-    seen
+    capabilities
 }
 
-pub(super) fn update(new: &Pod, old: &Pod) -> Vec<FieldError> {
+/// Validates an update of a pod: all but a few fields of the spec are immutable.
+pub(super) fn validate_update(new: &Pod, old: &Pod) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let new = new.spec.clone().unwrap_or_default();
     let old = old.spec.clone().unwrap_or_default();
@@ -150,15 +146,15 @@ pub(super) fn update(new: &Pod, old: &Pod) -> Vec<FieldError> {
         copy_images(allowed, new);
     }
     match (new.active_deadline_seconds, old.active_deadline_seconds) {
-        (Some(wanted), Some(before)) if wanted > before => {
+        (Some(new_deadline), Some(old_deadline)) if new_deadline > old_deadline => {
             let why = "must be less than or equal to previous value";
-            return vec![FieldError::invalid("spec.activeDeadlineSeconds", wanted, why)];
+            return vec![FieldError::invalid("spec.activeDeadlineSeconds", new_deadline, why)];
         }
-        (Some(wanted), _) => allowed.active_deadline_seconds = Some(wanted),
+        (Some(new_deadline), _) => allowed.active_deadline_seconds = Some(new_deadline),
         (None, _) => {}
     }
-    let tolerated = new.tolerations.as_deref().unwrap_or_default();
-    if old.tolerations.iter().flatten().all(|t| tolerated.contains(t)) {
+    let new_tolerations = new.tolerations.as_deref().unwrap_or_default();
+    if old.tolerations.iter().flatten().all(|t| new_tolerations.contains(t)) {
         allowed.tolerations = new.tolerations.clone();
     }
     let gates = new.scheduling_gates.as_deref().unwrap_or_default();
@@ -166,11 +162,11 @@ pub(super) fn update(new: &Pod, old: &Pod) -> Vec<FieldError> {
         allowed.scheduling_gates = new.scheduling_gates.clone();
     }
     let grace = (old.termination_grace_period_seconds, new.termination_grace_period_seconds);
-    if matches!(grace, (Some(before), Some(1)) if before < 0) {
+    if matches!(grace, (Some(old_grace), Some(1)) if old_grace < 0) {
         allowed.termination_grace_period_seconds = Some(1);
     }
     if new != allowed {
-        errors.push(FieldError::forbidden("spec", FROZEN));
+        errors.push(FieldError::forbidden("spec", IMMUTABLE_SPEC));
     }
     errors
 }
@@ -212,7 +208,7 @@ mod tests {
                 "spec.volumes[0].hostPath",
             ),
             (
-                "an odd host path",
+                "an unknown host path type",
                 json!({ "volumes": [{ "name": "v", "hostPath": { "path": "/x", "type": "Folder" } }] }),
                 "spec.volumes[0].hostPath.type",
             ),
@@ -226,21 +222,25 @@ mod tests {
                 json!({ "volumes": [{ "name": "v", "flexVolume": { "driver": "d", "options": { "my.k8s.io/a": "" } } }] }),
                 "spec.volumes[0].flexVolume.options[my.k8s.io/a]",
             ),
-            ("a toleration of nothing", json!({ "tolerations": [{ "value": "x" }] }), "spec.tolerations[0].operator"),
             (
-                "a short toleration of no execution",
+                "a toleration without a key",
+                json!({ "tolerations": [{ "value": "x" }] }),
+                "spec.tolerations[0].operator",
+            ),
+            (
+                "seconds without the effect NoExecute",
                 json!({ "tolerations": [{ "key": "b", "operator": "Exists", "effect": "NoSchedule", "tolerationSeconds": 5 }] }),
                 "spec.tolerations[0].effect",
             ),
         ] {
-            let errors = spec("spec", None, &pod(change).spec.unwrap());
+            let errors = validate_spec("spec", None, &pod(change).spec.unwrap());
             assert_eq!(errors.first().map(|e| e.field.as_str()), Some(field), "{case}: {errors:?}");
         }
     }
 
     #[test]
-    fn only_some_fields_of_a_pod_change() {
-        for (case, change, fine) in [
+    fn only_some_fields_of_a_pod_may_change() {
+        for (case, change, is_allowed) in [
             ("nothing", json!({}), true),
             (
                 "the image",
@@ -251,7 +251,7 @@ mod tests {
             ("the node", json!({ "nodeName": "n" }), false),
             ("the volumes", json!({ "volumes": [{ "name": "v", "emptyDir": {} }] }), false),
         ] {
-            assert_eq!(update(&pod(change), &pod(json!({}))).is_empty(), fine, "{case}");
+            assert_eq!(validate_update(&pod(change), &pod(json!({}))).is_empty(), is_allowed, "{case}");
         }
     }
 }

@@ -1,15 +1,16 @@
-//! What the source of a pod's volume must be.
+//! Validation of the source of a pod's volume.
 
 use k8s_openapi::api::core::v1::{HostPathVolumeSource, Volume};
 
-use super::super::{check_flex_options, claim};
-use cleat_apimachinery::field::FieldError;
+use crate::strategy::field_checks::check_flex_options;
+use crate::strategy::persistent_volume_claim;
+use cleat_apimachinery::field_error::FieldError;
 use cleat_apimachinery::names;
 
-const PATH_TYPES: [&str; 8] =
+const HOST_PATH_TYPES: [&str; 8] =
     ["", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket"];
 
-pub(super) fn check(path: &str, volume: &Volume, errors: &mut Vec<FieldError>) {
+pub(super) fn check_volume_source(path: &str, volume: &Volume, errors: &mut Vec<FieldError>) {
     let required = |errors: &mut Vec<FieldError>, field: &str, value: Option<&str>| {
         if value.is_none_or(str::is_empty) {
             errors.push(FieldError::required(format!("{path}.{field}"), ""));
@@ -23,11 +24,11 @@ pub(super) fn check(path: &str, volume: &Volume, errors: &mut Vec<FieldError>) {
     }
     if let Some(source) = &volume.secret {
         required(errors, "secret.secretName", source.secret_name.as_deref());
-        check_mode(&format!("{path}.secret.defaultMode"), source.default_mode, errors);
+        check_file_mode(&format!("{path}.secret.defaultMode"), source.default_mode, errors);
     }
     if let Some(source) = &volume.config_map {
         required(errors, "configMap.name", Some(&source.name));
-        check_mode(&format!("{path}.configMap.defaultMode"), source.default_mode, errors);
+        check_file_mode(&format!("{path}.configMap.defaultMode"), source.default_mode, errors);
     }
     if let Some(source) = &volume.nfs {
         required(errors, "nfs.server", Some(&source.server));
@@ -45,7 +46,7 @@ pub(super) fn check(path: &str, volume: &Volume, errors: &mut Vec<FieldError>) {
         required(errors, "iscsi.iqn", Some(&source.iqn));
     }
     if let Some(csi) = &volume.csi {
-        match names::csi_driver(&csi.driver) {
+        match names::validate_csi_driver_name(&csi.driver) {
             _ if csi.driver.is_empty() => errors.push(FieldError::required(format!("{path}.csi.driver"), "")),
             Ok(()) => {}
             Err(why) => errors.push(FieldError::invalid(format!("{path}.csi.driver"), &csi.driver, why)),
@@ -55,7 +56,7 @@ pub(super) fn check(path: &str, volume: &Volume, errors: &mut Vec<FieldError>) {
         let path = format!("{path}.ephemeral.volumeClaimTemplate");
         match &ephemeral.volume_claim_template {
             None => errors.push(FieldError::required(path, "")),
-            Some(template) => claim::validate_spec(&template.spec, &format!("{path}.spec"), errors),
+            Some(template) => persistent_volume_claim::validate_spec(&template.spec, &format!("{path}.spec"), errors),
         }
     }
 }
@@ -66,12 +67,12 @@ fn check_host_path(path: &str, source: &HostPathVolumeSource, errors: &mut Vec<F
     } else if source.path.split('/').any(|part| part == "..") {
         errors.push(FieldError::invalid(format!("{path}.path"), &source.path, "must not contain '..'"));
     }
-    if let Some(kind) = source.type_.as_deref().filter(|t| !PATH_TYPES.contains(t)) {
-        errors.push(FieldError::not_supported(format!("{path}.type"), kind, &PATH_TYPES));
+    if let Some(kind) = source.type_.as_deref().filter(|t| !HOST_PATH_TYPES.contains(t)) {
+        errors.push(FieldError::not_supported(format!("{path}.type"), kind, &HOST_PATH_TYPES));
     }
 }
 
-fn check_mode(path: &str, mode: Option<i32>, errors: &mut Vec<FieldError>) {
+fn check_file_mode(path: &str, mode: Option<i32>, errors: &mut Vec<FieldError>) {
     if let Some(mode) = mode.filter(|m| !(0..=0o777).contains(m)) {
         let why = "must be a number between 0 and 0777 (octal), both inclusive";
         errors.push(FieldError::invalid(path, mode, why));

@@ -1,47 +1,49 @@
-//! Event, in the group events.k8s.io. It is the core Event under other field names: both are stored as the core one.
+//! Strategy of Event (events.k8s.io/v1): the core Event under other field names. Both are stored as core Events, so that
+//! each group shows the events written through the other.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Event as Core, EventSeries as CoreSeries};
+use k8s_openapi::api::core::v1::{Event as CoreEvent, EventSeries as CoreEventSeries};
 use k8s_openapi::api::events::v1::{Event, EventSeries};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use serde_json::Value;
 
-use super::event;
+use super::core_event;
 use cleat_apimachinery::column::Column;
 use cleat_apimachinery::descriptor::Descriptor;
-use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::field_error::FieldError;
 use cleat_apimachinery::kind::{Object as _, Strategy};
+use cleat_apimachinery::kind_store::Conversion;
 use cleat_apimachinery::names::NameRule;
-use cleat_apimachinery::view::Conversion;
 
-pub(super) struct Events;
+pub(super) struct EventsV1EventStrategy;
 
-struct Renamed;
+/// Converts between this group's Event and the stored core Event.
+struct EventConversion;
 
-impl Conversion for Renamed {
-    fn show(&self, stored: &Bytes) -> Bytes {
-        let shown = serde_json::from_slice::<Core>(stored).map(|event| from_core(event).encode());
+impl Conversion for EventConversion {
+    fn to_served(&self, stored: &Bytes) -> Bytes {
+        let shown = serde_json::from_slice::<CoreEvent>(stored).map(|event| from_core(event).encode());
         shown.map_or_else(|_| stored.clone(), Into::into)
     }
 
-    fn keep(&self, shown: Bytes) -> Bytes {
-        match serde_json::from_slice::<Event>(&shown) {
+    fn to_stored(&self, served: Bytes) -> Bytes {
+        match serde_json::from_slice::<Event>(&served) {
             Ok(event) => {
                 let mut stored = to_core(event).encode();
-                // These bytes may be kept for long.
+                // The store keeps these bytes, and with them any spare capacity.
                 stored.shrink_to_fit();
                 stored.into()
             }
-            Err(_) => shown,
+            Err(_) => served,
         }
     }
 }
 
-fn from_core(event: Core) -> Event {
-    let never = || MicroTime(Timestamp::UNIX_EPOCH);
+fn from_core(event: CoreEvent) -> Event {
+    let unknown_time = || MicroTime(Timestamp::UNIX_EPOCH);
     Event {
         action: event.action,
         deprecated_count: event.count,
@@ -58,14 +60,14 @@ fn from_core(event: Core) -> Event {
         reporting_instance: event.reporting_instance,
         series: event.series.map(|s| EventSeries {
             count: s.count.unwrap_or_default(),
-            last_observed_time: s.last_observed_time.unwrap_or_else(never),
+            last_observed_time: s.last_observed_time.unwrap_or_else(unknown_time),
         }),
         type_: event.type_,
     }
 }
 
-fn to_core(event: Event) -> Core {
-    Core {
+fn to_core(event: Event) -> CoreEvent {
+    CoreEvent {
         action: event.action,
         count: event.deprecated_count,
         first_timestamp: event.deprecated_first_timestamp,
@@ -81,13 +83,13 @@ fn to_core(event: Event) -> Core {
         reporting_instance: event.reporting_instance,
         series: event
             .series
-            .map(|s| CoreSeries { count: Some(s.count), last_observed_time: Some(s.last_observed_time) }),
+            .map(|s| CoreEventSeries { count: Some(s.count), last_observed_time: Some(s.last_observed_time) }),
         type_: event.type_,
     }
 }
 
-/// What this group calls a field of the core event.
-fn core_name(name: &str) -> String {
+/// The core Event's name for a selectable field of this group.
+fn core_field_name(name: &str) -> String {
     match name.strip_prefix("regarding.") {
         Some(field) => format!("involvedObject.{field}"),
         None if name == "reportingController" => "reportingComponent".into(),
@@ -95,11 +97,14 @@ fn core_name(name: &str) -> String {
     }
 }
 
-impl Strategy for Events {
+impl Strategy for EventsV1EventStrategy {
     type Object = Event;
 
     fn descriptor() -> Descriptor {
-        Descriptor::new("events.k8s.io", "v1", "Event", "events").short(&["ev"]).deletes_with_status().put_creates()
+        Descriptor::new("events.k8s.io", "v1", "Event", "events")
+            .short_names(&["ev"])
+            .deletes_with_status()
+            .put_creates()
     }
 
     fn name_rule() -> NameRule {
@@ -107,14 +112,14 @@ impl Strategy for Events {
     }
 
     fn conversion() -> Option<Arc<dyn Conversion>> {
-        Some(Arc::new(Renamed))
+        Some(Arc::new(EventConversion))
     }
 
     fn validate(event: &Event) -> Vec<FieldError> {
-        event::Events::validate(&to_core(event.clone()))
+        core_event::CoreEventStrategy::validate(&to_core(event.clone()))
     }
 
-    fn validate_new(new: &Event) -> Vec<FieldError> {
+    fn validate_create(new: &Event) -> Vec<FieldError> {
         let mut errors = Vec::new();
         if new.event_time.is_none() {
             errors.push(FieldError::required("eventTime", ""));
@@ -136,20 +141,20 @@ impl Strategy for Events {
             errors.push(FieldError::invalid("source", source, unset));
         }
         if new.event_time.is_none() {
-            errors.extend(event::check_reporter(&to_core(new.clone())));
+            errors.extend(core_event::check_reporter(&to_core(new.clone())));
         }
         errors
     }
 
     fn validate_update(new: &Event, old: &Event) -> Vec<FieldError> {
-        // An event of the older kind may change as it likes.
+        // An event without `eventTime` was written through the core API, where every field may change.
         if old.event_time.is_none() {
             return Vec::new();
         }
-        let frozen = |event: &Event| Event { series: None, metadata: Default::default(), ..event.clone() };
-        let (after, before) = (frozen(new), frozen(old));
-        let shown = |event: &Event| serde_json::to_value(event).unwrap_or_default();
-        let (after, before) = (shown(&after), shown(&before));
+        let immutable_part = |event: &Event| Event { series: None, metadata: Default::default(), ..event.clone() };
+        let (after, before) = (immutable_part(new), immutable_part(old));
+        let to_json = |event: &Event| serde_json::to_value(event).unwrap_or_default();
+        let (after, before) = (to_json(&after), to_json(&before));
         let fields = ["regarding", "reason", "note", "type", "eventTime", "related", "action", "reportingController"];
         let more = ["reportingInstance", "deprecatedSource", "deprecatedCount", "deprecatedFirstTimestamp"];
         fields
@@ -161,7 +166,7 @@ impl Strategy for Events {
             .collect()
     }
 
-    fn fields() -> &'static [&'static str] {
+    fn selectable_fields() -> &'static [&'static str] {
         &[
             "regarding.kind",
             "regarding.namespace",
@@ -176,16 +181,16 @@ impl Strategy for Events {
         ]
     }
 
-    fn field(event: &Event, name: &str) -> String {
-        event::Events::field(&to_core(event.clone()), &core_name(name))
+    fn selectable_value(event: &Event, name: &str) -> String {
+        core_event::CoreEventStrategy::selectable_value(&to_core(event.clone()), &core_field_name(name))
     }
 
     fn columns() -> &'static [Column] {
-        event::Events::columns()
+        core_event::CoreEventStrategy::columns()
     }
 
     fn cells(event: &Event, now: Timestamp) -> Vec<Value> {
-        event::Events::cells(&to_core(event.clone()), now)
+        core_event::CoreEventStrategy::cells(&to_core(event.clone()), now)
     }
 }
 
@@ -204,19 +209,19 @@ mod tests {
             "firstTimestamp": "2026-01-02T03:04:05Z", "lastTimestamp": "2026-01-02T03:04:06Z",
             "reportingComponent": "r", "reportingInstance": "i",
         });
-        let stored = serde_json::from_value::<Core>(core.clone()).unwrap().encode().into();
-        let shown = Renamed.show(&stored);
-        let seen: Value = serde_json::from_slice(&shown).unwrap();
-        assert_eq!(seen["apiVersion"], "events.k8s.io/v1");
-        assert_eq!(seen["regarding"]["name"], "p");
-        assert_eq!(seen["note"], "it happened");
-        assert_eq!(seen["deprecatedCount"], 3);
-        assert_eq!(seen["reportingController"], "r");
-        assert_eq!(Renamed.keep(shown), stored, "there and back is the same");
+        let stored = serde_json::from_value::<CoreEvent>(core.clone()).unwrap().encode().into();
+        let shown = EventConversion.to_served(&stored);
+        let decoded: Value = serde_json::from_slice(&shown).unwrap();
+        assert_eq!(decoded["apiVersion"], "events.k8s.io/v1");
+        assert_eq!(decoded["regarding"]["name"], "p");
+        assert_eq!(decoded["note"], "it happened");
+        assert_eq!(decoded["deprecatedCount"], 3);
+        assert_eq!(decoded["reportingController"], "r");
+        assert_eq!(EventConversion.to_stored(shown), stored, "converting back gives the stored bytes");
     }
 
     #[test]
-    fn a_new_event_says_when_and_by_whom() {
+    fn a_new_event_has_a_time_and_a_reporter() {
         let complete = json!({
             "metadata": { "namespace": "default" }, "eventTime": "2026-01-02T03:04:05.000006Z", "type": "Normal",
             "reportingController": "cleat.dev/c", "reportingInstance": "i", "action": "Act", "reason": "Because",
@@ -227,19 +232,19 @@ mod tests {
             ("no type", json!({ "type": "Odd" }), Some("type")),
             ("an old field", json!({ "deprecatedCount": 2 }), Some("count")),
         ] {
-            let mut made = complete.clone();
-            json_patch::merge(&mut made, &change);
-            let event: Event = serde_json::from_value(made).unwrap();
-            let errors = Events::validate_new(&event);
+            let mut object = complete.clone();
+            json_patch::merge(&mut object, &change);
+            let event: Event = serde_json::from_value(object).unwrap();
+            let errors = EventsV1EventStrategy::validate_create(&event);
             assert_eq!(errors.first().map(|e| e.field.as_str()), field, "{case}");
         }
         let event: Event = serde_json::from_value(complete).unwrap();
-        let again = Event {
+        let repeated = Event {
             series: Some(EventSeries { count: 2, last_observed_time: MicroTime(Timestamp::UNIX_EPOCH) }),
             ..event.clone()
         };
-        assert!(Events::validate_update(&again, &event).is_empty(), "the series may grow");
+        assert!(EventsV1EventStrategy::validate_update(&repeated, &event).is_empty(), "the series may grow");
         let other = Event { note: Some("other".into()), ..event.clone() };
-        assert_eq!(Events::validate_update(&other, &event).len(), 1);
+        assert_eq!(EventsV1EventStrategy::validate_update(&other, &event).len(), 1);
     }
 }

@@ -1,18 +1,18 @@
-//! The row of a pod.
+//! The table row of a pod: what `kubectl get pods` shows.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
-use super::super::or_none;
+use crate::strategy::table_cells::or_none;
 use cleat_apimachinery::column::{self, AGE, Column, NAME};
 
 pub(super) const COLUMNS: &[Column] = &[
     NAME,
     Column::text("Ready", "Ready containers of all containers."),
-    Column::text("Status", "What the pod is doing."),
-    Column::text("Restarts", "How often its containers were started again, and when last."),
+    Column::text("Status", "State of the pod."),
+    Column::text("Restarts", "How often its containers were restarted, and when last."),
     AGE,
     Column::text("IP", "Address of the pod.").wide(),
     Column::text("Node", "Node the pod is on.").wide(),
@@ -23,12 +23,12 @@ pub(super) const COLUMNS: &[Column] = &[
 pub(super) fn cells(pod: &Pod, now: Timestamp) -> Vec<Value> {
     let spec = pod.spec.clone().unwrap_or_default();
     let status = pod.status.clone().unwrap_or_default();
-    let shown = Shown::of(pod, &spec, &status);
-    let restarts = match &shown.last_restart {
-        Some(time) if shown.restarts > 0 => {
-            format!("{} ({} ago)", shown.restarts, column::since(Some(time), now))
+    let summary = PodSummary::of(pod, &spec, &status);
+    let restarts = match &summary.last_restart {
+        Some(time) if summary.restarts > 0 => {
+            format!("{} ({} ago)", summary.restarts, column::since(Some(time), now))
         }
-        _ => shown.restarts.to_string(),
+        _ => summary.restarts.to_string(),
     };
     let gates = spec.readiness_gates.unwrap_or_default();
     let met = gates.iter().filter(|gate| {
@@ -37,8 +37,8 @@ pub(super) fn cells(pod: &Pod, now: Timestamp) -> Vec<Value> {
     let gates = if gates.is_empty() { String::new() } else { format!("{}/{}", met.count(), gates.len()) };
     vec![
         column::name(&pod.metadata),
-        format!("{}/{}", shown.ready, shown.total).into(),
-        shown.reason.into(),
+        format!("{}/{}", summary.ready, summary.total).into(),
+        summary.reason.into(),
         restarts.into(),
         column::age(&pod.metadata, now),
         or_none(status.pod_ip.as_deref()),
@@ -58,7 +58,8 @@ pub(super) fn conditions(pod: &Pod) -> Option<Value> {
     Some(json!([{ "type": "Completed", "status": "True", "reason": phase, "message": message }]))
 }
 
-struct Shown {
+/// What the columns Ready, Status and Restarts show.
+struct PodSummary {
     ready: usize,
     total: usize,
     reason: String,
@@ -66,11 +67,11 @@ struct Shown {
     last_restart: Option<Time>,
 }
 
-impl Shown {
+impl PodSummary {
     fn of(pod: &Pod, spec: &PodSpec, status: &PodStatus) -> Self {
         let phase = status.phase.clone().unwrap_or_default();
         let sidecars = spec.init_containers.iter().flatten().filter(|c| c.restart_policy.as_deref() == Some("Always"));
-        let mut shown = Self {
+        let mut summary = Self {
             ready: 0,
             total: spec.containers.len() + sidecars.count(),
             reason: status.reason.clone().filter(|r| !r.is_empty()).unwrap_or(phase.clone()),
@@ -79,19 +80,19 @@ impl Shown {
         };
         let gated = spec.scheduling_gates.as_ref().is_some_and(|g| !g.is_empty());
         if gated && spec.node_name.is_none() && status.reason.is_none() {
-            shown.reason = "SchedulingGated".into();
+            summary.reason = "SchedulingGated".into();
         }
-        if !shown.scan_init(spec, status) {
-            shown.scan_containers(status);
+        if !summary.scan_init_containers(spec, status) {
+            summary.scan_containers(status);
         }
         if pod.metadata.deletion_timestamp.is_some() {
             if status.reason.as_deref() == Some("NodeLost") {
-                shown.reason = "Unknown".into();
+                summary.reason = "Unknown".into();
             } else if !["Succeeded", "Failed"].contains(&phase.as_str()) {
-                shown.reason = "Terminating".into();
+                summary.reason = "Terminating".into();
             }
         }
-        shown
+        summary
     }
 
     fn count_restarts(&mut self, status: &ContainerStatus) {
@@ -100,20 +101,21 @@ impl Shown {
         self.last_restart = self.last_restart.take().max(ended);
     }
 
-    /// True if the init containers are still at work, so that they decide what is shown.
-    fn scan_init(&mut self, spec: &PodSpec, status: &PodStatus) -> bool {
+    /// Returns true if an init container has not completed; the status is then derived from that container.
+    fn scan_init_containers(&mut self, spec: &PodSpec, status: &PodStatus) -> bool {
         let init = spec.init_containers.as_deref().unwrap_or_default();
-        for (i, one) in status.init_container_statuses.iter().flatten().enumerate() {
-            self.count_restarts(one);
-            let sidecar = init.iter().any(|c| c.name == one.name && c.restart_policy.as_deref() == Some("Always"));
-            let state = one.state.clone().unwrap_or_default();
+        for (i, container) in status.init_container_statuses.iter().flatten().enumerate() {
+            self.count_restarts(container);
+            let is_sidecar =
+                init.iter().any(|c| c.name == container.name && c.restart_policy.as_deref() == Some("Always"));
+            let state = container.state.clone().unwrap_or_default();
             if let Some(ended) = &state.terminated {
                 if ended.exit_code == 0 {
                     continue;
                 }
-                self.reason = format!("Init:{}", ended_reason(&ended.reason, ended.signal, ended.exit_code));
-            } else if sidecar && one.started == Some(true) {
-                self.ready += usize::from(one.ready);
+                self.reason = format!("Init:{}", termination_reason(&ended.reason, ended.signal, ended.exit_code));
+            } else if is_sidecar && container.started == Some(true) {
+                self.ready += usize::from(container.ready);
                 continue;
             } else if let Some(reason) =
                 state.waiting.and_then(|w| w.reason).filter(|r| !r.is_empty() && r != "PodInitializing")
@@ -131,15 +133,15 @@ impl Shown {
         let mut running = false;
         let mut completed = false;
         let statuses = status.container_statuses.as_deref().unwrap_or_default();
-        for one in statuses.iter().rev() {
-            self.count_restarts(one);
-            let state = one.state.clone().unwrap_or_default();
+        for container in statuses.iter().rev() {
+            self.count_restarts(container);
+            let state = container.state.clone().unwrap_or_default();
             if let Some(reason) = state.waiting.and_then(|w| w.reason).filter(|r| !r.is_empty()) {
                 self.reason = reason;
             } else if let Some(ended) = state.terminated {
-                self.reason = ended_reason(&ended.reason, ended.signal, ended.exit_code);
+                self.reason = termination_reason(&ended.reason, ended.signal, ended.exit_code);
                 completed |= self.reason == "Completed";
-            } else if one.ready && state.running.is_some() {
+            } else if container.ready && state.running.is_some() {
                 running = true;
                 self.ready += 1;
             }
@@ -151,7 +153,7 @@ impl Shown {
     }
 }
 
-fn ended_reason(reason: &Option<String>, signal: Option<i32>, code: i32) -> String {
+fn termination_reason(reason: &Option<String>, signal: Option<i32>, code: i32) -> String {
     match (reason.as_deref().filter(|r| !r.is_empty()), signal.filter(|s| *s != 0)) {
         (Some(reason), _) => reason.into(),
         (None, Some(signal)) => format!("Signal:{signal}"),

@@ -1,4 +1,4 @@
-//! Event, in the core group.
+//! Strategy of Event (v1, the core group). `events_v1_event` serves the same objects under other field names.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
@@ -7,18 +7,18 @@ use serde_json::Value;
 
 use cleat_apimachinery::column::{self, Column, NAME};
 use cleat_apimachinery::descriptor::Descriptor;
-use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::field_error::FieldError;
 use cleat_apimachinery::kind::Strategy;
 use cleat_apimachinery::names;
 use cleat_apimachinery::names::NameRule;
 
-pub(super) struct Events;
+pub(super) struct CoreEventStrategy;
 
-impl Strategy for Events {
+impl Strategy for CoreEventStrategy {
     type Object = Event;
 
     fn descriptor() -> Descriptor {
-        Descriptor::new("", "v1", "Event", "events").short(&["ev"]).deletes_with_status().put_creates()
+        Descriptor::new("", "v1", "Event", "events").short_names(&["ev"]).deletes_with_status().put_creates()
     }
 
     fn name_rule() -> NameRule {
@@ -26,13 +26,21 @@ impl Strategy for Events {
     }
 
     fn validate(event: &Event) -> Vec<FieldError> {
-        let about = event.involved_object.namespace.as_deref().unwrap_or_default();
-        let lives = event.metadata.namespace.as_deref().unwrap_or_default();
-        // Events about cluster-scoped objects live in `default`; components may also keep them in kube-system.
-        let fits = if about.is_empty() { ["default", "kube-system"].contains(&lives) } else { about == lives };
+        let object_namespace = event.involved_object.namespace.as_deref().unwrap_or_default();
+        let namespace = event.metadata.namespace.as_deref().unwrap_or_default();
+        // Events about cluster-scoped objects are in `default`; components may also create them in kube-system.
+        let is_matching_namespace = if object_namespace.is_empty() {
+            ["default", "kube-system"].contains(&namespace)
+        } else {
+            object_namespace == namespace
+        };
         let mut errors = Vec::new();
-        if !fits {
-            errors.push(FieldError::invalid("involvedObject.namespace", about, "does not match event.namespace"));
+        if !is_matching_namespace {
+            errors.push(FieldError::invalid(
+                "involvedObject.namespace",
+                object_namespace,
+                "does not match event.namespace",
+            ));
         }
         if event.event_time.is_some() {
             errors.extend(check_reporter(event));
@@ -40,7 +48,7 @@ impl Strategy for Events {
         errors
     }
 
-    fn fields() -> &'static [&'static str] {
+    fn selectable_fields() -> &'static [&'static str] {
         &[
             "involvedObject.kind",
             "involvedObject.namespace",
@@ -56,16 +64,16 @@ impl Strategy for Events {
         ]
     }
 
-    fn field(event: &Event, name: &str) -> String {
-        let about = &event.involved_object;
+    fn selectable_value(event: &Event, name: &str) -> String {
+        let involved = &event.involved_object;
         let value = match name {
-            "involvedObject.kind" => about.kind.clone(),
-            "involvedObject.namespace" => about.namespace.clone(),
-            "involvedObject.name" => about.name.clone(),
-            "involvedObject.uid" => about.uid.clone(),
-            "involvedObject.apiVersion" => about.api_version.clone(),
-            "involvedObject.resourceVersion" => about.resource_version.clone(),
-            "involvedObject.fieldPath" => about.field_path.clone(),
+            "involvedObject.kind" => involved.kind.clone(),
+            "involvedObject.namespace" => involved.namespace.clone(),
+            "involvedObject.name" => involved.name.clone(),
+            "involvedObject.uid" => involved.uid.clone(),
+            "involvedObject.apiVersion" => involved.api_version.clone(),
+            "involvedObject.resourceVersion" => involved.resource_version.clone(),
+            "involvedObject.fieldPath" => involved.field_path.clone(),
             "reason" => event.reason.clone(),
             "reportingComponent" => event.reporting_component.clone(),
             "source" => {
@@ -88,7 +96,7 @@ impl Strategy for Events {
             Column::text("Source", "Component that saw the event.").wide(),
             Column::text("Message", "What happened."),
             Column::text("First Seen", "When the event was first seen.").wide(),
-            Column::text("Count", "How often the event was seen.").of("integer").wide(),
+            Column::text("Count", "How often the event was seen.").with_type("integer").wide(),
             NAME.wide(),
         ];
         COLUMNS
@@ -103,11 +111,11 @@ impl Strategy for Events {
             .or_else(|| event.last_timestamp.clone())
             .or_else(|| first.clone());
         let count = series.and_then(|s| s.count).or(event.count).unwrap_or(1);
-        let about = &event.involved_object;
+        let involved = &event.involved_object;
         let object = format!(
             "{}/{}",
-            about.kind.as_deref().unwrap_or_default().to_lowercase(),
-            about.name.as_deref().unwrap_or_default()
+            involved.kind.as_deref().unwrap_or_default().to_lowercase(),
+            involved.name.as_deref().unwrap_or_default()
         );
         let source = event.source.clone().unwrap_or_default();
         let component = source.component.filter(|c| !c.is_empty()).or_else(|| event.reporting_component.clone());
@@ -117,7 +125,7 @@ impl Strategy for Events {
             event.type_.clone().unwrap_or_default().into(),
             event.reason.clone().unwrap_or_default().into(),
             object.into(),
-            about.field_path.clone().unwrap_or_default().into(),
+            involved.field_path.clone().unwrap_or_default().into(),
             parts.join(", ").into(),
             event.message.as_deref().unwrap_or_default().trim().into(),
             column::since(first.as_ref(), now).into(),
@@ -127,16 +135,18 @@ impl Strategy for Events {
     }
 }
 
-const SHORT: usize = 128;
-const NOTE: usize = 1024;
+/// Limit of `reportingInstance`, `action` and `reason`.
+const MAX_SHORT_FIELD_BYTES: usize = 128;
+const MAX_MESSAGE_BYTES: usize = 1024;
 
-/// An event of the newer kind says who saw what, briefly.
+/// Rules of the events.k8s.io API, which hold for every event with `eventTime`: it names its reporter, and the lengths of
+/// its texts are limited.
 pub(super) fn check_reporter(event: &Event) -> Vec<FieldError> {
     let mut errors = Vec::new();
     match event.reporting_component.as_deref().unwrap_or_default() {
         "" => errors.push(FieldError::required("reportingController", "")),
         name => {
-            if let Err(why) = names::qualified(name) {
+            if let Err(why) = names::validate_qualified_name(name) {
                 errors.push(FieldError::invalid("reportingController", name, why));
             }
         }
@@ -146,15 +156,15 @@ pub(super) fn check_reporter(event: &Event) -> Vec<FieldError> {
     {
         match text.as_deref().unwrap_or_default() {
             "" => errors.push(FieldError::required(field, "")),
-            long if long.len() > SHORT => {
-                let why = format!("can have at most {SHORT} characters");
+            long if long.len() > MAX_SHORT_FIELD_BYTES => {
+                let why = format!("can have at most {MAX_SHORT_FIELD_BYTES} characters");
                 errors.push(FieldError::invalid(field, "", why));
             }
             _ => {}
         }
     }
-    if event.message.as_deref().is_some_and(|m| m.len() > NOTE) {
-        errors.push(FieldError::invalid("message", "", format!("can have at most {NOTE} characters")));
+    if event.message.as_deref().is_some_and(|m| m.len() > MAX_MESSAGE_BYTES) {
+        errors.push(FieldError::invalid("message", "", format!("can have at most {MAX_MESSAGE_BYTES} characters")));
     }
     errors
 }

@@ -1,34 +1,35 @@
-//! ReplicaSet.
+//! Strategy of ReplicaSet (apps/v1).
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{ReplicaSet, ReplicaSetStatus};
 use serde_json::Value;
 
-use super::{
-    CONTAINERS, IMAGES, SELECTOR, check_always, check_count, check_pods, container_cells, count_generation,
-    default_template, selector_cell,
+use super::field_checks::{check_immutable, check_non_negative};
+use super::pod_template::{
+    CONTAINERS_COLUMN, IMAGES_COLUMN, SELECTOR_COLUMN, bump_generation, check_always_restarts,
+    check_selector_and_template, container_cells, default_template,
 };
-use crate::strategy::immutable;
+use super::table_cells::selector_cell;
 use cleat_apimachinery::column::{self, AGE, Column, NAME};
-use cleat_apimachinery::descriptor::{Descriptor, Scale};
-use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::descriptor::{Descriptor, ScalePaths};
+use cleat_apimachinery::field_error::FieldError;
 use cleat_apimachinery::kind::Strategy;
 
-pub(crate) struct ReplicaSets;
+pub(super) struct ReplicaSetStrategy;
 
-impl Strategy for ReplicaSets {
+impl Strategy for ReplicaSetStrategy {
     type Object = ReplicaSet;
 
     fn descriptor() -> Descriptor {
         Descriptor::new("apps", "v1", "ReplicaSet", "replicasets")
-            .short(&["rs"])
+            .short_names(&["rs"])
             .category("all")
             .with_status()
-            .scales(Scale::by_labels())
+            .with_scale(ScalePaths::of_workload())
             .deletes_with_status()
     }
 
-    fn default(set: &mut ReplicaSet) {
+    fn set_defaults(set: &mut ReplicaSet) {
         let spec = &mut set.spec;
         spec.replicas.get_or_insert(1);
         default_template(spec.template.get_or_insert_default());
@@ -42,7 +43,7 @@ impl Strategy for ReplicaSets {
 
     fn prepare_update(new: &mut ReplicaSet, old: &ReplicaSet) {
         new.status = old.status.clone();
-        count_generation(&mut new.metadata, &old.metadata, (&new.spec, &old.spec));
+        bump_generation(&mut new.metadata, &old.metadata, (&new.spec, &old.spec));
     }
 
     fn prepare_status(new: &mut ReplicaSet, old: &ReplicaSet, _now: Timestamp) {
@@ -52,31 +53,31 @@ impl Strategy for ReplicaSets {
     fn validate(set: &ReplicaSet) -> Vec<FieldError> {
         let mut errors = Vec::new();
         let spec = set.spec.clone();
-        check_count("spec.replicas", spec.replicas.map(Into::into), &mut errors);
-        check_count("spec.minReadySeconds", spec.min_ready_seconds.map(Into::into), &mut errors);
+        check_non_negative("spec.replicas", spec.replicas.map(Into::into), &mut errors);
+        check_non_negative("spec.minReadySeconds", spec.min_ready_seconds.map(Into::into), &mut errors);
         let template = spec.template.unwrap_or_default();
-        check_pods(&spec.selector, &template, &mut errors);
-        check_always(&template, "ReplicaSet", &mut errors);
+        check_selector_and_template(&spec.selector, &template, &mut errors);
+        check_always_restarts(&template, "ReplicaSet", &mut errors);
         errors
     }
 
     fn validate_update(new: &ReplicaSet, old: &ReplicaSet) -> Vec<FieldError> {
         let mut errors = Vec::new();
         let selector = |s: &ReplicaSet| s.spec.selector.clone();
-        immutable("spec.selector", &selector(new), &selector(old), &mut errors);
+        check_immutable("spec.selector", &selector(new), &selector(old), &mut errors);
         errors
     }
 
     fn columns() -> &'static [Column] {
         const COLUMNS: &[Column] = &[
             NAME,
-            Column::text("Desired", "How many pods are wanted.").of("integer"),
-            Column::text("Current", "How many pods there are.").of("integer"),
-            Column::text("Ready", "How many pods are ready.").of("integer"),
+            Column::text("Desired", "How many pods are wanted.").with_type("integer"),
+            Column::text("Current", "How many pods there are.").with_type("integer"),
+            Column::text("Ready", "How many pods are ready.").with_type("integer"),
             AGE,
-            CONTAINERS,
-            IMAGES,
-            SELECTOR,
+            CONTAINERS_COLUMN,
+            IMAGES_COLUMN,
+            SELECTOR_COLUMN,
         ];
         COLUMNS
     }

@@ -1,37 +1,38 @@
-//! DaemonSet.
+//! Strategy of DaemonSet (apps/v1).
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetStatus};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::Value;
 
-use super::{
-    CONTAINERS, IMAGES, SELECTOR, check_always, check_count, check_pods, check_portion, container_cells,
-    count_generation, default_template, is_zero, selector_cell,
+use super::field_checks::{check_immutable, check_non_negative, check_supported};
+use super::pod_template::{
+    CONTAINERS_COLUMN, IMAGES_COLUMN, SELECTOR_COLUMN, bump_generation, check_always_restarts, check_count_or_percent,
+    check_selector_and_template, container_cells, default_template, is_zero_count_or_percent,
 };
-use crate::strategy::{check_choice, immutable, or_none};
+use super::table_cells::{or_none, selector_cell};
 use cleat_apimachinery::column::{self, AGE, Column, NAME};
 use cleat_apimachinery::descriptor::Descriptor;
-use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::field_error::FieldError;
 use cleat_apimachinery::kind::Strategy;
 
-pub(crate) struct DaemonSets;
+pub(super) struct DaemonSetStrategy;
 
-/// Counts the templates, for clients from before there were revisions.
-const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
+/// Counts changes of the template, for clients of API versions that had no ControllerRevisions.
+const TEMPLATE_GENERATION_ANNOTATION: &str = "deprecated.daemonset.template.generation";
 
-impl Strategy for DaemonSets {
+impl Strategy for DaemonSetStrategy {
     type Object = DaemonSet;
 
     fn descriptor() -> Descriptor {
         Descriptor::new("apps", "v1", "DaemonSet", "daemonsets")
-            .short(&["ds"])
+            .short_names(&["ds"])
             .category("all")
             .with_status()
             .deletes_with_status()
     }
 
-    fn default(set: &mut DaemonSet) {
+    fn set_defaults(set: &mut DaemonSet) {
         let spec = &mut set.spec;
         spec.revision_history_limit.get_or_insert(10);
         let strategy = spec.update_strategy.get_or_insert_default();
@@ -47,21 +48,21 @@ impl Strategy for DaemonSets {
 
     fn prepare_create(set: &mut DaemonSet, _now: Timestamp) {
         set.metadata.generation = Some(1);
-        set.metadata.annotations.get_or_insert_default().insert(TEMPLATE_GENERATION.into(), "1".into());
+        set.metadata.annotations.get_or_insert_default().insert(TEMPLATE_GENERATION_ANNOTATION.into(), "1".into());
         set.status = Some(DaemonSetStatus::default());
     }
 
     fn prepare_update(new: &mut DaemonSet, old: &DaemonSet) {
         new.status = old.status.clone();
         let count = |set: &DaemonSet| -> i64 {
-            let text = set.metadata.annotations.as_ref().and_then(|a| a.get(TEMPLATE_GENERATION));
+            let text = set.metadata.annotations.as_ref().and_then(|a| a.get(TEMPLATE_GENERATION_ANNOTATION));
             text.and_then(|t| t.parse().ok()).unwrap_or(0)
         };
         let template = |set: &DaemonSet| set.spec.template.clone();
         let changed = i64::from(template(new) != template(old));
-        let shown = (count(old) + changed).to_string();
-        new.metadata.annotations.get_or_insert_default().insert(TEMPLATE_GENERATION.into(), shown);
-        count_generation(&mut new.metadata, &old.metadata, (&new.spec, &old.spec));
+        let generation = (count(old) + changed).to_string();
+        new.metadata.annotations.get_or_insert_default().insert(TEMPLATE_GENERATION_ANNOTATION.into(), generation);
+        bump_generation(&mut new.metadata, &old.metadata, (&new.spec, &old.spec));
     }
 
     fn prepare_status(new: &mut DaemonSet, old: &DaemonSet, _now: Timestamp) {
@@ -71,53 +72,53 @@ impl Strategy for DaemonSets {
     fn validate(set: &DaemonSet) -> Vec<FieldError> {
         let mut errors = Vec::new();
         let spec = set.spec.clone();
-        check_pods(&spec.selector, &spec.template, &mut errors);
-        check_always(&spec.template, "DaemonSet", &mut errors);
-        check_count("spec.minReadySeconds", spec.min_ready_seconds.map(Into::into), &mut errors);
+        check_selector_and_template(&spec.selector, &spec.template, &mut errors);
+        check_always_restarts(&spec.template, "DaemonSet", &mut errors);
+        check_non_negative("spec.minReadySeconds", spec.min_ready_seconds.map(Into::into), &mut errors);
         let strategy = spec.update_strategy.unwrap_or_default();
         let types = ["OnDelete", "RollingUpdate"];
-        check_choice("spec.updateStrategy.type", strategy.type_.as_ref(), &types, &mut errors);
+        check_supported("spec.updateStrategy.type", strategy.type_.as_ref(), &types, &mut errors);
         if let Some(update) = &strategy.rolling_update {
             let path = "spec.updateStrategy.rollingUpdate";
-            let (most, extra) = (update.max_unavailable.as_ref(), update.max_surge.as_ref());
-            check_portion(&format!("{path}.maxUnavailable"), most, &mut errors);
-            check_portion(&format!("{path}.maxSurge"), extra, &mut errors);
-            match (is_zero(most), is_zero(extra)) {
+            let (max_unavailable, max_surge) = (update.max_unavailable.as_ref(), update.max_surge.as_ref());
+            check_count_or_percent(&format!("{path}.maxUnavailable"), max_unavailable, &mut errors);
+            check_count_or_percent(&format!("{path}.maxSurge"), max_surge, &mut errors);
+            match (is_zero_count_or_percent(max_unavailable), is_zero_count_or_percent(max_surge)) {
                 (true, true) => {
                     let why = "cannot be 0 when maxSurge is 0";
                     errors.push(FieldError::required(format!("{path}.maxUnavailable"), why));
                 }
                 (false, false) => {
                     let why = "may not be set when maxUnavailable is non-zero";
-                    errors.push(FieldError::invalid(format!("{path}.maxSurge"), extra, why));
+                    errors.push(FieldError::invalid(format!("{path}.maxSurge"), max_surge, why));
                 }
                 _ => {}
             }
         }
-        check_count("spec.revisionHistoryLimit", spec.revision_history_limit.map(Into::into), &mut errors);
+        check_non_negative("spec.revisionHistoryLimit", spec.revision_history_limit.map(Into::into), &mut errors);
         errors
     }
 
     fn validate_update(new: &DaemonSet, old: &DaemonSet) -> Vec<FieldError> {
         let mut errors = Vec::new();
         let selector = |s: &DaemonSet| s.spec.selector.clone();
-        immutable("spec.selector", &selector(new), &selector(old), &mut errors);
+        check_immutable("spec.selector", &selector(new), &selector(old), &mut errors);
         errors
     }
 
     fn columns() -> &'static [Column] {
         const COLUMNS: &[Column] = &[
             NAME,
-            Column::text("Desired", "How many nodes should have the pod.").of("integer"),
-            Column::text("Current", "How many of them have it.").of("integer"),
-            Column::text("Ready", "How many pods are ready.").of("integer"),
-            Column::text("Up-to-date", "How many pods are of the newest template.").of("integer"),
-            Column::text("Available", "How many pods have been ready for long enough.").of("integer"),
+            Column::text("Desired", "How many nodes should have the pod.").with_type("integer"),
+            Column::text("Current", "How many of them have it.").with_type("integer"),
+            Column::text("Ready", "How many pods are ready.").with_type("integer"),
+            Column::text("Up-to-date", "How many pods are of the newest template.").with_type("integer"),
+            Column::text("Available", "How many pods have been ready for long enough.").with_type("integer"),
             Column::text("Node Selector", "Which nodes should have the pod."),
             AGE,
-            CONTAINERS,
-            IMAGES,
-            SELECTOR,
+            CONTAINERS_COLUMN,
+            IMAGES_COLUMN,
+            SELECTOR_COLUMN,
         ];
         COLUMNS
     }

@@ -1,6 +1,7 @@
-//! CustomResourceDefinition. What it defines is served by `custom`; here is the definition itself.
+//! Strategy of CustomResourceDefinition (apiextensions.k8s.io/v1): the definition itself. The kinds that definitions add are in
+//! `crate::custom`.
 
-mod structural;
+mod structural_check;
 
 use std::collections::BTreeSet;
 
@@ -11,25 +12,24 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use serde_json::Value;
 
-use super::{check_choice, immutable};
-use crate::custom::CLEANUP;
-use crate::custom::path::Path;
+use crate::custom::{CLEANUP_FINALIZER, JsonPath, StructuralSchema};
+use crate::strategy::field_checks::{check_immutable, check_supported};
 use cleat_apimachinery::column::{self, Column, NAME};
 use cleat_apimachinery::descriptor::Descriptor;
-use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::field_error::FieldError;
 use cleat_apimachinery::kind::Strategy;
 use cleat_apimachinery::names;
 
-pub(super) struct Definitions;
+pub(super) struct CustomResourceDefinitionStrategy;
 
-const APPROVED: &str = "api-approved.kubernetes.io";
+const APPROVAL_ANNOTATION: &str = "api-approved.kubernetes.io";
 
-impl Strategy for Definitions {
+impl Strategy for CustomResourceDefinitionStrategy {
     type Object = CustomResourceDefinition;
 
     fn descriptor() -> Descriptor {
         Descriptor::new("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions")
-            .short(&["crd", "crds"])
+            .short_names(&["crd", "crds"])
             .category("api-extensions")
             .cluster_scoped()
             .with_status()
@@ -37,7 +37,7 @@ impl Strategy for Definitions {
             .put_needs_version()
     }
 
-    fn default(definition: &mut CustomResourceDefinition) {
+    fn set_defaults(definition: &mut CustomResourceDefinition) {
         let spec = &mut definition.spec;
         let kind = spec.names.kind.clone();
         if !kind.is_empty() {
@@ -52,19 +52,19 @@ impl Strategy for Definitions {
     fn prepare_create(definition: &mut CustomResourceDefinition, _now: Timestamp) {
         definition.metadata.generation = Some(1);
         let finalizers = definition.metadata.finalizers.get_or_insert_default();
-        if !finalizers.iter().any(|f| f == CLEANUP) {
-            finalizers.push(CLEANUP.into());
+        if !finalizers.iter().any(|f| f == CLEANUP_FINALIZER) {
+            finalizers.push(CLEANUP_FINALIZER.into());
         }
         definition.status = Some(CustomResourceDefinitionStatus {
             accepted_names: Some(CustomResourceDefinitionNames::default()),
-            stored_versions: storage(definition).map(|v| vec![v.into()]),
+            stored_versions: storage_version(definition).map(|v| vec![v.into()]),
             ..Default::default()
         });
     }
 
     fn prepare_update(new: &mut CustomResourceDefinition, old: &CustomResourceDefinition) {
         new.status = old.status.clone();
-        if let Some(version) = storage(new).map(ToOwned::to_owned) {
+        if let Some(version) = storage_version(new).map(ToOwned::to_owned) {
             let stored = new.status.get_or_insert_default().stored_versions.get_or_insert_default();
             if !stored.contains(&version) {
                 stored.push(version);
@@ -83,21 +83,21 @@ impl Strategy for Definitions {
     fn validate(definition: &CustomResourceDefinition) -> Vec<FieldError> {
         let mut errors = Vec::new();
         let spec = &definition.spec;
-        let wanted = format!("{}.{}", spec.names.plural, spec.group);
+        let expected_name = format!("{}.{}", spec.names.plural, spec.group);
         let name = definition.metadata.name.as_deref().unwrap_or_default();
-        if name != wanted {
+        if name != expected_name {
             errors.push(FieldError::invalid("metadata.name", name, r#"must be spec.names.plural+"."+spec.group"#));
         }
         check_approval(definition, &mut errors);
         check_group(&spec.group, &mut errors);
         match spec.scope.as_str() {
             "" => errors.push(FieldError::required("spec.scope", "")),
-            _ => check_choice("spec.scope", Some(&spec.scope), &["Cluster", "Namespaced"], &mut errors),
+            _ => check_supported("spec.scope", Some(&spec.scope), &["Cluster", "Namespaced"], &mut errors),
         }
         check_names(&spec.names, &mut errors);
         check_versions(definition, &mut errors);
         let conversion = spec.conversion.as_ref().map(|c| c.strategy.clone());
-        check_choice("spec.conversion.strategy", conversion.as_ref(), &["None", "Webhook"], &mut errors);
+        check_supported("spec.conversion.strategy", conversion.as_ref(), &["None", "Webhook"], &mut errors);
         if conversion.as_deref() == Some("Webhook") {
             let why = "this server converts nothing by webhook";
             errors.push(FieldError::forbidden("spec.conversion.strategy", why));
@@ -107,11 +107,11 @@ impl Strategy for Definitions {
 
     fn validate_update(new: &CustomResourceDefinition, old: &CustomResourceDefinition) -> Vec<FieldError> {
         let mut errors = Vec::new();
-        immutable("spec.group", &new.spec.group, &old.spec.group, &mut errors);
-        immutable("spec.names.plural", &new.spec.names.plural, &old.spec.names.plural, &mut errors);
+        check_immutable("spec.group", &new.spec.group, &old.spec.group, &mut errors);
+        check_immutable("spec.names.plural", &new.spec.names.plural, &old.spec.names.plural, &mut errors);
         if is_established(old) {
-            immutable("spec.scope", &new.spec.scope, &old.spec.scope, &mut errors);
-            immutable("spec.names.kind", &new.spec.names.kind, &old.spec.names.kind, &mut errors);
+            check_immutable("spec.scope", &new.spec.scope, &old.spec.scope, &mut errors);
+            check_immutable("spec.names.kind", &new.spec.names.kind, &old.spec.names.kind, &mut errors);
         }
         let stored = old.status.as_ref().and_then(|s| s.stored_versions.clone()).unwrap_or_default();
         for (i, version) in stored.iter().enumerate() {
@@ -136,7 +136,7 @@ impl Strategy for Definitions {
             Column::text("Group", "Group of the kind.").wide(),
             Column::text("Kind", "Kind that is defined.").wide(),
             Column::text("ShortNames", "Other names for the kind.").wide(),
-            Column::text("Established", "Whether the kind is served.").of("boolean").wide(),
+            Column::text("Established", "Whether the kind is served.").with_type("boolean").wide(),
         ];
         COLUMNS
     }
@@ -157,7 +157,7 @@ impl Strategy for Definitions {
     }
 }
 
-fn storage(definition: &CustomResourceDefinition) -> Option<&str> {
+fn storage_version(definition: &CustomResourceDefinition) -> Option<&str> {
     definition.spec.versions.iter().find(|v| v.storage).map(|v| v.name.as_str())
 }
 
@@ -166,17 +166,17 @@ fn is_established(definition: &CustomResourceDefinition) -> bool {
     conditions.is_some_and(|c| c.iter().any(|c| c.type_ == "Established" && c.status == "True"))
 }
 
-/// Groups of the Kubernetes project are for kinds that were reviewed there.
+/// Groups under `k8s.io` and `kubernetes.io` are protected: their definitions need an annotation about API review.
 fn check_approval(definition: &CustomResourceDefinition, errors: &mut Vec<FieldError>) {
     let group = &definition.spec.group;
-    let protected = ["k8s.io", "kubernetes.io"].iter().any(|d| group == d || group.ends_with(&format!(".{d}")));
-    let annotated = definition.metadata.annotations.as_ref().and_then(|a| a.get(APPROVED));
-    let path = format!("metadata.annotations[{APPROVED}]");
+    let is_protected = ["k8s.io", "kubernetes.io"].iter().any(|d| group == d || group.ends_with(&format!(".{d}")));
+    let annotated = definition.metadata.annotations.as_ref().and_then(|a| a.get(APPROVAL_ANNOTATION));
+    let path = format!("metadata.annotations[{APPROVAL_ANNOTATION}]");
     match annotated {
-        _ if !protected => {}
+        _ if !is_protected => {}
         None => {
             let why = format!(
-                "protected groups must have approval annotation \"{APPROVED}\", see \
+                "protected groups must have approval annotation \"{APPROVAL_ANNOTATION}\", see \
                  https://github.com/kubernetes/enhancements/pull/1111"
             );
             errors.push(FieldError::required(path, why));
@@ -194,39 +194,39 @@ fn check_approval(definition: &CustomResourceDefinition, errors: &mut Vec<FieldE
 fn check_group(group: &str, errors: &mut Vec<FieldError>) {
     if group.is_empty() {
         errors.push(FieldError::required("spec.group", ""));
-    } else if let Err(why) = names::subdomain(group) {
+    } else if let Err(why) = names::validate_subdomain(group) {
         errors.push(FieldError::invalid("spec.group", group, why));
     } else if !group.contains('.') {
         errors.push(FieldError::invalid("spec.group", group, "should be a domain with at least one dot"));
     }
 }
 
-fn check_names(asked: &CustomResourceDefinitionNames, errors: &mut Vec<FieldError>) {
+fn check_names(names: &CustomResourceDefinitionNames, errors: &mut Vec<FieldError>) {
     let mut check = |field: &str, name: &str| match name {
         "" => errors.push(FieldError::required(format!("spec.names.{field}"), "")),
         name => {
-            if let Err(why) = names::dns_1035(&name.to_lowercase()) {
+            if let Err(why) = names::validate_dns_1035_label(&name.to_lowercase()) {
                 errors.push(FieldError::invalid(format!("spec.names.{field}"), name, why));
             }
         }
     };
-    check("plural", &asked.plural);
-    check("singular", asked.singular.as_deref().unwrap_or_default());
-    check("kind", &asked.kind);
-    check("listKind", asked.list_kind.as_deref().unwrap_or_default());
-    for (i, name) in asked.short_names.iter().flatten().enumerate() {
+    check("plural", &names.plural);
+    check("singular", names.singular.as_deref().unwrap_or_default());
+    check("kind", &names.kind);
+    check("listKind", names.list_kind.as_deref().unwrap_or_default());
+    for (i, name) in names.short_names.iter().flatten().enumerate() {
         check(&format!("shortNames[{i}]"), name);
     }
-    for (i, name) in asked.categories.iter().flatten().enumerate() {
+    for (i, name) in names.categories.iter().flatten().enumerate() {
         check(&format!("categories[{i}]"), name);
     }
-    if !asked.kind.is_empty() && asked.list_kind.as_deref() == Some(&asked.kind) {
+    if !names.kind.is_empty() && names.list_kind.as_deref() == Some(&names.kind) {
         let why = "kind and listKind may not be the same";
-        errors.push(FieldError::invalid("spec.names.listKind", &asked.kind, why));
+        errors.push(FieldError::invalid("spec.names.listKind", &names.kind, why));
     }
 }
 
-fn schema(version: &CustomResourceDefinitionVersion) -> Option<&JSONSchemaProps> {
+fn open_api_schema(version: &CustomResourceDefinitionVersion) -> Option<&JSONSchemaProps> {
     version.schema.as_ref().and_then(|s| s.open_api_v3_schema.as_ref())
 }
 
@@ -238,24 +238,24 @@ fn check_versions(definition: &CustomResourceDefinition, errors: &mut Vec<FieldE
                    instead";
         errors.push(FieldError::invalid("spec.preserveUnknownFields", true, why));
     }
-    let mut seen = BTreeSet::new();
-    // A schema that all versions share is reported once, at the place where it used to be.
-    let shared = spec.versions.windows(2).all(|pair| schema(&pair[0]) == schema(&pair[1]));
+    let mut version_names = BTreeSet::new();
+    // If all versions have the same schema, its errors are reported once, at `spec.validation`, where the v1beta1 API had it.
+    let is_shared = spec.versions.windows(2).all(|pair| open_api_schema(&pair[0]) == open_api_schema(&pair[1]));
     for (i, version) in spec.versions.iter().enumerate() {
         let path = format!("spec.versions[{i}]");
-        if let Err(why) = names::dns_1035(&version.name) {
+        if let Err(why) = names::validate_dns_1035_label(&version.name) {
             errors.push(FieldError::invalid(format!("{path}.name"), &version.name, why));
         }
-        if !seen.insert(&version.name) {
+        if !version_names.insert(&version.name) {
             errors.push(FieldError::invalid("spec.versions", &version.name, "must contain unique version names"));
         }
-        match schema(version) {
+        match open_api_schema(version) {
             None => errors.push(FieldError::required(format!("{path}.schema.openAPIV3Schema"), "schemas are required")),
-            Some(_) if shared && i > 0 => {}
+            Some(_) if is_shared && i > 0 => {}
             Some(schema) => {
-                let at = if shared { "spec.validation".to_owned() } else { format!("{path}.schema") };
-                structural::check(&format!("{at}.openAPIV3Schema"), schema, errors);
-                if preserves && crate::custom::Schema::compile(schema).has_defaults() {
+                let at = if is_shared { "spec.validation".to_owned() } else { format!("{path}.schema") };
+                structural_check::check_structural(&format!("{at}.openAPIV3Schema"), schema, errors);
+                if preserves && StructuralSchema::compile(schema).has_defaults() {
                     let why = "must be false in order to use defaults in the schema";
                     errors.push(FieldError::invalid("spec.preserveUnknownFields", true, why));
                 }
@@ -266,7 +266,7 @@ fn check_versions(definition: &CustomResourceDefinition, errors: &mut Vec<FieldE
             check_column(&format!("{path}.additionalPrinterColumns[{i}]"), column, errors);
         }
         for (i, field) in version.selectable_fields.iter().flatten().enumerate() {
-            check_path(&format!("{path}.selectableFields[{i}].jsonPath"), &field.json_path, errors);
+            check_json_path(&format!("{path}.selectableFields[{i}].jsonPath"), &field.json_path, errors);
         }
     }
     if spec.versions.iter().filter(|v| v.storage).count() != 1 {
@@ -276,10 +276,10 @@ fn check_versions(definition: &CustomResourceDefinition, errors: &mut Vec<FieldE
     }
 }
 
-fn check_path(path: &str, text: &str, errors: &mut Vec<FieldError>) {
+fn check_json_path(path: &str, text: &str, errors: &mut Vec<FieldError>) {
     if text.is_empty() {
         errors.push(FieldError::required(path, ""));
-    } else if let Err(why) = Path::parse(text) {
+    } else if let Err(why) = JsonPath::parse(text) {
         errors.push(FieldError::invalid(path, text, why));
     }
 }
@@ -291,16 +291,16 @@ fn check_column(path: &str, column: &CustomResourceColumnDefinition, errors: &mu
     let types = ["boolean", "date", "integer", "number", "string"];
     match column.type_.as_str() {
         "" => errors.push(FieldError::required(format!("{path}.type"), "must be one of the known types")),
-        _ => check_choice(&format!("{path}.type"), Some(&column.type_), &types, errors),
+        _ => check_supported(&format!("{path}.type"), Some(&column.type_), &types, errors),
     }
-    check_path(&format!("{path}.jsonPath"), &column.json_path, errors);
+    check_json_path(&format!("{path}.jsonPath"), &column.json_path, errors);
 }
 
 fn check_subresources(path: &str, version: &CustomResourceDefinitionVersion, errors: &mut Vec<FieldError>) {
     let Some(scale) = version.subresources.as_ref().and_then(|s| s.scale.as_ref()) else { return };
     let mut check = |field: &str, text: &str, roots: &[&str]| {
         let path = format!("{path}.subresources.scale.{field}");
-        let first = Path::parse(text).ok().and_then(|p| p.fields()).and_then(|f| f.first().cloned());
+        let first = JsonPath::parse(text).ok().and_then(|p| p.fields()).and_then(|f| f.first().cloned());
         match first {
             None if text.is_empty() => errors.push(FieldError::required(path, "")),
             None => errors.push(FieldError::invalid(path, text, "should be a path of fields, such as .spec.replicas")),
@@ -325,7 +325,7 @@ mod tests {
     use super::*;
 
     fn definition(change: Value) -> CustomResourceDefinition {
-        let mut made = json!({
+        let mut object = json!({
             "metadata": { "name": "things.example.com" },
             "spec": {
                 "group": "example.com", "scope": "Namespaced", "names": { "plural": "things", "kind": "Thing" },
@@ -333,10 +333,10 @@ mod tests {
                                "schema": { "openAPIV3Schema": { "type": "object" } } }],
             },
         });
-        json_patch::merge(&mut made, &change);
-        let mut made = serde_json::from_value(made).unwrap();
-        Definitions::default(&mut made);
-        made
+        json_patch::merge(&mut object, &change);
+        let mut definition = serde_json::from_value(object).unwrap();
+        CustomResourceDefinitionStrategy::set_defaults(&mut definition);
+        definition
     }
 
     #[test]
@@ -344,7 +344,7 @@ mod tests {
         let version = |name: &str, storage: bool, schema: Value| json!({ "name": name, "served": true, "storage": storage, "schema": { "openAPIV3Schema": schema } });
         let plain = json!({ "type": "object" });
         for (case, change, field) in [
-            ("fine", json!({}), None),
+            ("valid", json!({}), None),
             ("another name", json!({ "metadata": { "name": "x.example.com" } }), Some("metadata.name")),
             ("no scope", json!({ "spec": { "scope": "" } }), Some("spec.scope")),
             (
@@ -369,7 +369,7 @@ mod tests {
             ),
             (
                 "an approved group",
-                json!({ "metadata": { "name": "things.x.k8s.io", "annotations": { APPROVED: "https://x" } }, "spec": { "group": "x.k8s.io" } }),
+                json!({ "metadata": { "name": "things.x.k8s.io", "annotations": { APPROVAL_ANNOTATION: "https://x" } }, "spec": { "group": "x.k8s.io" } }),
                 None,
             ),
             (
@@ -378,22 +378,25 @@ mod tests {
                 Some("spec.conversion.strategy"),
             ),
         ] {
-            let errors = Definitions::validate(&definition(change));
+            let errors = CustomResourceDefinitionStrategy::validate(&definition(change));
             assert_eq!(errors.first().map(|e| e.field.as_str()), field, "{case}: {errors:?}");
         }
     }
 
     #[test]
-    fn a_version_that_was_stored_stays() {
+    fn stored_versions_cannot_be_removed() {
         let mut old = definition(json!({}));
-        Definitions::prepare_create(&mut old, Timestamp::UNIX_EPOCH);
+        CustomResourceDefinitionStrategy::prepare_create(&mut old, Timestamp::UNIX_EPOCH);
         let version = |name: &str, storage: bool| json!({ "name": name, "served": true, "storage": storage, "schema": { "openAPIV3Schema": { "type": "object" } } });
         let mut both = definition(json!({ "spec": { "versions": [version("v1", false), version("v2", true)] } }));
-        assert!(Definitions::validate_update(&both, &old).is_empty());
-        Definitions::prepare_update(&mut both, &old);
+        assert!(CustomResourceDefinitionStrategy::validate_update(&both, &old).is_empty());
+        CustomResourceDefinitionStrategy::prepare_update(&mut both, &old);
         assert_eq!(both.status.clone().unwrap().stored_versions.unwrap(), ["v1", "v2"]);
         assert_eq!(both.metadata.generation, Some(2));
         let only = definition(json!({ "spec": { "versions": [version("v2", true)] } }));
-        assert_eq!(Definitions::validate_update(&only, &both)[0].field, "status.storedVersions[0]");
+        assert_eq!(
+            CustomResourceDefinitionStrategy::validate_update(&only, &both)[0].field,
+            "status.storedVersions[0]"
+        );
     }
 }

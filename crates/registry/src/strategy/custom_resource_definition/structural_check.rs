@@ -1,54 +1,55 @@
-//! Is a schema structural? Every value it speaks of has a type, stated once, so that unknown fields can be dropped
-//! and defaults filled in without asking twice.
+//! Checks that the schema of a definition is structural: the type of every value is declared exactly once, outside of
+//! `allOf`, `anyOf`, `oneOf` and `not`. Only then do pruning and defaulting have one result.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
 use serde_json::{Map, Value};
 
-use crate::custom::{Program, Schema};
-use cleat_apimachinery::field::FieldError;
+use crate::custom::{CelProgram, StructuralSchema};
+use cleat_apimachinery::field_error::FieldError;
 
-const TYPES: [&str; 6] = ["array", "boolean", "integer", "number", "object", "string"];
+const SCHEMA_TYPES: [&str; 6] = ["array", "boolean", "integer", "number", "object", "string"];
 
-/// Which part of the whole a schema is.
+/// The position of a schema within the schema of the definition.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum SchemaPosition {
     Root,
     Field,
     Item,
-    /// Under `allOf`, `anyOf`, `oneOf` or `not`: it may judge, not describe.
-    Judging,
+    /// Under `allOf`, `anyOf`, `oneOf` or `not`: only value validations are allowed, no types or defaults.
+    ValueValidation,
 }
 
-pub(super) fn check(path: &str, schema: &JSONSchemaProps, errors: &mut Vec<FieldError>) {
-    let mut found = Vec::new();
-    walk(path, schema, Place::Root, &mut found);
-    errors.extend(found);
+/// Appends the errors of the schema at `path` and of all schemas in it.
+pub(super) fn check_structural(path: &str, schema: &JSONSchemaProps, errors: &mut Vec<FieldError>) {
+    walk(path, schema, SchemaPosition::Root, errors);
 }
 
-fn is(flag: Option<bool>) -> bool {
+fn is_true(flag: Option<bool>) -> bool {
     flag == Some(true)
 }
 
-fn walk(path: &str, schema: &JSONSchemaProps, place: Place, errors: &mut Vec<FieldError>) {
+fn walk(path: &str, schema: &JSONSchemaProps, position: SchemaPosition, errors: &mut Vec<FieldError>) {
     check_features(path, schema, errors);
-    match place {
-        Place::Judging => check_judging(path, schema, errors),
-        Place::Root | Place::Field | Place::Item => check_type(path, schema, place, errors),
+    match position {
+        SchemaPosition::ValueValidation => check_value_validation(path, schema, errors),
+        SchemaPosition::Root | SchemaPosition::Field | SchemaPosition::Item => {
+            check_type(path, schema, position, errors)
+        }
     }
     check_extensions(path, schema, errors);
-    check_values(path, schema, errors);
+    check_pattern_and_default(path, schema, errors);
     check_rules(path, schema, errors);
-    if place == Place::Root {
+    if position == SchemaPosition::Root {
         check_metadata(path, schema, errors);
     }
-    let (field, item) = match place {
-        Place::Judging => (Place::Judging, Place::Judging),
-        _ => (Place::Field, Place::Item),
+    let (field, item) = match position {
+        SchemaPosition::ValueValidation => (SchemaPosition::ValueValidation, SchemaPosition::ValueValidation),
+        _ => (SchemaPosition::Field, SchemaPosition::Item),
     };
     for (name, inner) in schema.properties.iter().flatten() {
-        let implicit = place == Place::Root && name == "metadata";
+        let implicit = position == SchemaPosition::Root && name == "metadata";
         if !implicit {
             walk(&format!("{path}.properties[{name}]"), inner, field, errors);
         }
@@ -61,36 +62,36 @@ fn walk(path: &str, schema: &JSONSchemaProps, place: Place, errors: &mut Vec<Fie
     }
     for (name, list) in [("allOf", &schema.all_of), ("anyOf", &schema.any_of), ("oneOf", &schema.one_of)] {
         for (i, inner) in list.iter().flatten().enumerate() {
-            // The two alternatives that spell out "integer or string" are the one exception.
-            if !(is(schema.x_kubernetes_int_or_string) && is_bare_type(inner)) {
-                walk(&format!("{path}.{name}[{i}]"), inner, Place::Judging, errors);
+            // Exception: with x-kubernetes-int-or-string, the two alternatives may state the types.
+            if !(is_true(schema.x_kubernetes_int_or_string) && is_bare_type(inner)) {
+                walk(&format!("{path}.{name}[{i}]"), inner, SchemaPosition::ValueValidation, errors);
             }
         }
     }
     if let Some(inner) = &schema.not {
-        walk(&format!("{path}.not"), inner, Place::Judging, errors);
+        walk(&format!("{path}.not"), inner, SchemaPosition::ValueValidation, errors);
     }
 }
 
 fn check_rules(path: &str, schema: &JSONSchemaProps, errors: &mut Vec<FieldError>) {
-    const REASONS: [&str; 4] =
+    const SUPPORTED_REASONS: [&str; 4] =
         ["FieldValueDuplicate", "FieldValueForbidden", "FieldValueInvalid", "FieldValueRequired"];
     for (i, rule) in schema.x_kubernetes_validations.iter().flatten().enumerate() {
         let at = format!("{path}.x-kubernetes-validations[{i}]");
         if rule.rule.trim().is_empty() {
             errors.push(FieldError::required(format!("{at}.rule"), "rule is not specified"));
-        } else if let Err(why) = Program::compile(&rule.rule) {
+        } else if let Err(why) = CelProgram::compile(&rule.rule) {
             let why = format!("compilation failed: {why}");
             errors.push(FieldError::invalid(format!("{at}.rule"), &rule.rule, why));
         }
         if let Some(expression) = &rule.message_expression
-            && let Err(why) = Program::compile(expression)
+            && let Err(why) = CelProgram::compile(expression)
         {
             let why = format!("messageExpression compilation failed: {why}");
             errors.push(FieldError::invalid(format!("{at}.messageExpression"), expression, why));
         }
-        if let Some(reason) = rule.reason.as_deref().filter(|r| !REASONS.contains(r)) {
-            errors.push(FieldError::not_supported(format!("{at}.reason"), reason, &REASONS));
+        if let Some(reason) = rule.reason.as_deref().filter(|r| !SUPPORTED_REASONS.contains(r)) {
+            errors.push(FieldError::not_supported(format!("{at}.reason"), reason, &SUPPORTED_REASONS));
         }
     }
 }
@@ -101,9 +102,9 @@ fn is_bare_type(schema: &JSONSchemaProps) -> bool {
         || schema.any_of.iter().flatten().all(is_bare_type) && schema.any_of.is_some()
 }
 
-/// What JSON Schema has and a definition must not use.
+/// Features of JSON Schema that definitions must not use.
 fn check_features(path: &str, schema: &JSONSchemaProps, errors: &mut Vec<FieldError>) {
-    if is(schema.unique_items) {
+    if is_true(schema.unique_items) {
         let why = "uniqueItems cannot be set to true since the runtime complexity becomes quadratic";
         errors.push(FieldError::forbidden(format!("{path}.uniqueItems"), why));
     }
@@ -121,8 +122,8 @@ fn check_features(path: &str, schema: &JSONSchemaProps, errors: &mut Vec<FieldEr
             errors.push(FieldError::forbidden(format!("{path}.{name}"), format!("{name} is not supported")));
         }
     }
-    let open = !matches!(schema.additional_properties, None | Some(JSONSchemaPropsOrBool::Bool(false)));
-    if schema.properties.as_ref().is_some_and(|p| !p.is_empty()) && open {
+    let allows_additional = !matches!(schema.additional_properties, None | Some(JSONSchemaPropsOrBool::Bool(false)));
+    if schema.properties.as_ref().is_some_and(|p| !p.is_empty()) && allows_additional {
         let why = "additionalProperties and properties are mutual exclusive";
         errors.push(FieldError::forbidden(format!("{path}.additionalProperties"), why));
     }
@@ -132,17 +133,21 @@ fn check_features(path: &str, schema: &JSONSchemaProps, errors: &mut Vec<FieldEr
     }
 }
 
-fn check_type(path: &str, schema: &JSONSchemaProps, place: Place, errors: &mut Vec<FieldError>) {
+fn check_type(path: &str, schema: &JSONSchemaProps, position: SchemaPosition, errors: &mut Vec<FieldError>) {
     let at = format!("{path}.type");
-    let untyped = is(schema.x_kubernetes_int_or_string) || is(schema.x_kubernetes_preserve_unknown_fields);
-    match (schema.type_.as_deref().unwrap_or_default(), place) {
-        ("", Place::Root) => errors.push(FieldError::required(at, "must not be empty at the root")),
+    let untyped = is_true(schema.x_kubernetes_int_or_string) || is_true(schema.x_kubernetes_preserve_unknown_fields);
+    match (schema.type_.as_deref().unwrap_or_default(), position) {
+        ("", SchemaPosition::Root) => errors.push(FieldError::required(at, "must not be empty at the root")),
         ("", _) if untyped => {}
-        ("", Place::Item) => errors.push(FieldError::required(at, "must not be empty for specified array items")),
+        ("", SchemaPosition::Item) => {
+            errors.push(FieldError::required(at, "must not be empty for specified array items"))
+        }
         ("", _) => errors.push(FieldError::required(at, "must not be empty for specified object fields")),
-        (known, _) if !TYPES.contains(&known) => errors.push(FieldError::not_supported(at, known, &TYPES)),
+        (known, _) if !SCHEMA_TYPES.contains(&known) => {
+            errors.push(FieldError::not_supported(at, known, &SCHEMA_TYPES))
+        }
         ("object", _) => {}
-        (other, Place::Root) => errors.push(FieldError::invalid(at, other, "must be object at the root")),
+        (other, SchemaPosition::Root) => errors.push(FieldError::invalid(at, other, "must be object at the root")),
         ("array", _) if schema.items.is_none() => {
             errors.push(FieldError::required(format!("{path}.items"), "must be specified"));
         }
@@ -150,17 +155,17 @@ fn check_type(path: &str, schema: &JSONSchemaProps, place: Place, errors: &mut V
     }
 }
 
-fn check_judging(path: &str, schema: &JSONSchemaProps, errors: &mut Vec<FieldError>) {
+fn check_value_validation(path: &str, schema: &JSONSchemaProps, errors: &mut Vec<FieldError>) {
     for (name, set, empty) in [
         ("type", schema.type_.is_some(), "empty"),
         ("default", schema.default.is_some(), "undefined"),
         ("description", schema.description.is_some(), "empty"),
         ("title", schema.title.is_some(), "empty"),
-        ("nullable", is(schema.nullable), "false"),
+        ("nullable", is_true(schema.nullable), "false"),
         ("additionalProperties", schema.additional_properties.is_some(), "undefined"),
-        ("x-kubernetes-preserve-unknown-fields", is(schema.x_kubernetes_preserve_unknown_fields), "false"),
-        ("x-kubernetes-embedded-resource", is(schema.x_kubernetes_embedded_resource), "false"),
-        ("x-kubernetes-int-or-string", is(schema.x_kubernetes_int_or_string), "false"),
+        ("x-kubernetes-preserve-unknown-fields", is_true(schema.x_kubernetes_preserve_unknown_fields), "false"),
+        ("x-kubernetes-embedded-resource", is_true(schema.x_kubernetes_embedded_resource), "false"),
+        ("x-kubernetes-int-or-string", is_true(schema.x_kubernetes_int_or_string), "false"),
         ("x-kubernetes-list-type", schema.x_kubernetes_list_type.is_some(), "undefined"),
         ("x-kubernetes-list-map-keys", schema.x_kubernetes_list_map_keys.is_some(), "empty"),
     ] {
@@ -175,13 +180,13 @@ fn check_extensions(path: &str, schema: &JSONSchemaProps, errors: &mut Vec<Field
         let why = "must be true or undefined";
         errors.push(FieldError::invalid(format!("{path}.x-kubernetes-preserve-unknown-fields"), false, why));
     }
-    if is(schema.x_kubernetes_embedded_resource) {
+    if is_true(schema.x_kubernetes_embedded_resource) {
         if schema.type_.as_deref() != Some("object") {
             let why = "must be object if x-kubernetes-embedded-resource is true";
             errors.push(FieldError::invalid(format!("{path}.type"), &schema.type_, why));
         }
-        let described = schema.properties.as_ref().is_some_and(|p| !p.is_empty());
-        if !described && !is(schema.x_kubernetes_preserve_unknown_fields) {
+        let has_properties = schema.properties.as_ref().is_some_and(|p| !p.is_empty());
+        if !has_properties && !is_true(schema.x_kubernetes_preserve_unknown_fields) {
             let why = "must not be empty if x-kubernetes-embedded-resource is true without \
                        x-kubernetes-preserve-unknown-fields";
             errors.push(FieldError::required(format!("{path}.properties"), why));
@@ -202,9 +207,9 @@ fn check_list(path: &str, schema: &JSONSchemaProps, errors: &mut Vec<FieldError>
         let why = "must be array if x-kubernetes-list-type is specified";
         errors.push(FieldError::invalid(format!("{path}.type"), &schema.type_, why));
     }
-    let kinds = ["atomic", "map", "set"];
-    if !kinds.contains(&list) {
-        errors.push(FieldError::not_supported(format!("{path}.x-kubernetes-list-type"), list, &kinds));
+    let list_types = ["atomic", "map", "set"];
+    if !list_types.contains(&list) {
+        errors.push(FieldError::not_supported(format!("{path}.x-kubernetes-list-type"), list, &list_types));
     }
     let keys = schema.x_kubernetes_list_map_keys.clone().unwrap_or_default();
     let at = format!("{path}.x-kubernetes-list-map-keys");
@@ -234,7 +239,7 @@ fn check_list(path: &str, schema: &JSONSchemaProps, errors: &mut Vec<FieldError>
     }
 }
 
-fn check_values(path: &str, schema: &JSONSchemaProps, errors: &mut Vec<FieldError>) {
+fn check_pattern_and_default(path: &str, schema: &JSONSchemaProps, errors: &mut Vec<FieldError>) {
     if let Some(pattern) = &schema.pattern
         && let Err(error) = regex::Regex::new(pattern)
     {
@@ -243,15 +248,15 @@ fn check_values(path: &str, schema: &JSONSchemaProps, errors: &mut Vec<FieldErro
     }
     if let Some(default) = &schema.default {
         let at = format!("{path}.default");
-        let compiled = Schema::compile(schema);
-        let (mut value, mut dropped) = (default.0.clone(), Vec::new());
-        compiled.prune(&mut value, "", &mut dropped);
-        if !dropped.is_empty() {
+        let compiled = StructuralSchema::compile(schema);
+        let (mut value, mut pruned) = (default.0.clone(), Vec::new());
+        compiled.prune(&mut value, "", &mut pruned);
+        if !pruned.is_empty() {
             errors.push(FieldError::invalid(&at, &default.0, "must not have unknown fields"));
         }
-        // A default is filled in like anything else before it is judged.
-        compiled.fill(&mut value);
-        compiled.check(&value, None, &at, errors);
+        // Nested defaults apply to a default, too, before it is validated.
+        compiled.apply_defaults(&mut value);
+        compiled.validate(&value, None, &at, errors);
     }
 }
 
@@ -261,11 +266,11 @@ fn check_metadata(path: &str, schema: &JSONSchemaProps, errors: &mut Vec<FieldEr
     if metadata.type_.as_deref().is_some_and(|t| t != "object") {
         errors.push(FieldError::invalid(format!("{at}.type"), &metadata.type_, "must be object"));
     }
-    let shown = serde_json::to_value(metadata).ok();
+    let json = serde_json::to_value(metadata).ok();
     let allowed = |key: &String| ["type", "properties", "description"].contains(&key.as_str());
-    let extra = shown.as_ref().and_then(Value::as_object).is_some_and(|m: &Map<_, _>| !m.keys().all(allowed));
-    let named = |key: &String| ["name", "generateName"].contains(&key.as_str());
-    if extra || !metadata.properties.iter().flatten().all(|(key, _)| named(key)) {
+    let extra = json.as_ref().and_then(Value::as_object).is_some_and(|m: &Map<_, _>| !m.keys().all(allowed));
+    let is_name = |key: &String| ["name", "generateName"].contains(&key.as_str());
+    if extra || !metadata.properties.iter().flatten().all(|(key, _)| is_name(key)) {
         let why = "must not specify anything other than name and generateName, but metadata is implicitly specified";
         errors.push(FieldError::forbidden(at, why));
     }
@@ -278,10 +283,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn schemas_that_are_not_structural_name_the_place() {
+    fn schemas_that_are_not_structural_name_the_path() {
         let field = |schema: Value| json!({ "type": "object", "properties": { "a": schema } });
         for (case, schema, want) in [
-            ("fine", field(json!({ "type": "string" })), None),
+            ("valid", field(json!({ "type": "string" })), None),
             ("no root type", json!({}), Some("s.type")),
             ("another root type", json!({ "type": "string" }), Some("s.type")),
             ("no type", field(json!({})), Some("s.properties[a].type")),
@@ -314,11 +319,11 @@ mod tests {
                 Some("s.properties[a].additionalProperties"),
             ),
             (
-                "a type while judging",
+                "a type in oneOf",
                 field(json!({ "type": "object", "oneOf": [{ "type": "object" }] })),
                 Some("s.properties[a].oneOf[0].type"),
             ),
-            ("judging", field(json!({ "type": "object", "oneOf": [{ "required": ["x"] }] })), None),
+            ("a validation in oneOf", field(json!({ "type": "object", "oneOf": [{ "required": ["x"] }] })), None),
             ("a bad pattern", field(json!({ "type": "string", "pattern": "(" })), Some("s.properties[a].pattern")),
             ("a bad default", field(json!({ "type": "string", "default": 1 })), Some("s.properties[a].default")),
             (
@@ -351,7 +356,7 @@ mod tests {
         ] {
             let schema: JSONSchemaProps = serde_json::from_value(schema).unwrap();
             let mut errors = Vec::new();
-            check("s", &schema, &mut errors);
+            check_structural("s", &schema, &mut errors);
             assert_eq!(errors.first().map(|e| e.field.as_str()), want, "{case}: {errors:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! PersistentVolumeClaim.
+//! Strategy of PersistentVolumeClaim (v1), and the claim spec that StatefulSets and ephemeral volumes embed.
 
 use cleat_api::claim::{claim_class, claim_phase, requested_storage};
 use cleat_api::well_known::annotation;
@@ -9,17 +9,19 @@ use k8s_openapi::api::core::v1::{
 };
 use serde_json::Value;
 
-use super::{canonical, check_access_modes, check_choice, check_selector, check_storage, or_unset, short_access_modes};
+use super::field_checks::{check_access_modes, check_label_selector, check_storage_quantity, check_supported};
+use super::quantity::canonicalize_quantities;
+use super::table_cells::{or_unset, short_access_modes};
 use cleat_apimachinery::column::{self, AGE, Column, NAME};
 use cleat_apimachinery::descriptor::Descriptor;
-use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::field_error::FieldError;
 use cleat_apimachinery::kind::Strategy;
 use cleat_apimachinery::names;
 
-pub(super) struct Claims;
+pub(super) struct PersistentVolumeClaimStrategy;
 
-const SNAPSHOTS: &str = "snapshot.storage.k8s.io";
-const IMMUTABLE: &str =
+const SNAPSHOT_GROUP: &str = "snapshot.storage.k8s.io";
+const IMMUTABLE_SPEC: &str =
     "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims";
 const RESIZE_STATES: [&str; 5] = [
     "ControllerResizeInProgress",
@@ -29,32 +31,32 @@ const RESIZE_STATES: [&str; 5] = [
     "NodeResizeInfeasible",
 ];
 
-impl Strategy for Claims {
+impl Strategy for PersistentVolumeClaimStrategy {
     type Object = PersistentVolumeClaim;
 
     fn descriptor() -> Descriptor {
         Descriptor::new("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
-            .short(&["pvc"])
+            .short_names(&["pvc"])
             .with_status()
-            .first_write_counts()
+            .always_stores_first_update()
     }
 
-    fn default(claim: &mut PersistentVolumeClaim) {
+    fn set_defaults(claim: &mut PersistentVolumeClaim) {
         default_spec(claim.spec.get_or_insert_default());
         let status = claim.status.get_or_insert_default();
         status.phase.get_or_insert_with(|| "Pending".into());
-        canonical(&mut status.capacity);
-        canonical(&mut status.allocated_resources);
+        canonicalize_quantities(&mut status.capacity);
+        canonicalize_quantities(&mut status.allocated_resources);
     }
 
     fn prepare_create(claim: &mut PersistentVolumeClaim, _now: Timestamp) {
-        mirror_source(claim.spec.get_or_insert_default());
+        mirror_data_source(claim.spec.get_or_insert_default());
         claim.status = Some(PersistentVolumeClaimStatus { phase: Some("Pending".into()), ..Default::default() });
     }
 
     fn prepare_update(new: &mut PersistentVolumeClaim, old: &PersistentVolumeClaim) {
         new.status = old.status.clone();
-        mirror_source(new.spec.get_or_insert_default());
+        mirror_data_source(new.spec.get_or_insert_default());
     }
 
     fn prepare_status(new: &mut PersistentVolumeClaim, old: &PersistentVolumeClaim, _now: Timestamp) {
@@ -71,7 +73,7 @@ impl Strategy for Claims {
 
     fn validate_update(new: &PersistentVolumeClaim, old: &PersistentVolumeClaim) -> Vec<FieldError> {
         let mut errors = Vec::new();
-        check_immutable(new, old, &mut errors);
+        check_spec_update(new, old, &mut errors);
         let beta = |c: &PersistentVolumeClaim| {
             c.metadata.annotations.as_ref().and_then(|a| a.get(annotation::STORAGE_CLASS_BETA)).cloned()
         };
@@ -93,12 +95,12 @@ impl Strategy for Claims {
         }
         for (part, quantities) in [("capacity", &status.capacity), ("allocatedResources", &status.allocated_resources)]
         {
-            for (key, written) in quantities.iter().flatten() {
-                match written.0.parse::<cleat_api::Quantity>() {
+            for (key, raw) in quantities.iter().flatten() {
+                match raw.0.parse::<cleat_api::Quantity>() {
                     Ok(quantity) if !quantity.is_negative() => {}
                     _ => {
                         let why = "must be a quantity greater than or equal to 0";
-                        errors.push(FieldError::invalid(format!("status.{part}[{key}]"), &written.0, why));
+                        errors.push(FieldError::invalid(format!("status.{part}[{key}]"), &raw.0, why));
                     }
                 }
             }
@@ -150,42 +152,42 @@ impl Strategy for Claims {
     }
 }
 
-/// Shared with the claim templates of ephemeral volumes.
+/// Also used for the claim templates of ephemeral volumes.
 pub(super) fn default_spec(spec: &mut PersistentVolumeClaimSpec) {
     spec.volume_mode.get_or_insert_with(|| "Filesystem".into());
     let resources = spec.resources.get_or_insert_default();
-    canonical(&mut resources.requests);
-    canonical(&mut resources.limits);
+    canonicalize_quantities(&mut resources.requests);
+    canonicalize_quantities(&mut resources.limits);
 }
 
 pub(super) fn validate_spec(spec: &PersistentVolumeClaimSpec, path: &str, errors: &mut Vec<FieldError>) {
     check_access_modes(spec.access_modes.as_ref(), &format!("{path}.accessModes"), errors);
     let requests = spec.resources.as_ref().and_then(|r| r.requests.as_ref());
-    check_storage(requests, &format!("{path}.resources[storage]"), errors);
-    check_choice(&format!("{path}.volumeMode"), spec.volume_mode.as_ref(), &["Block", "Filesystem"], errors);
+    check_storage_quantity(requests, &format!("{path}.resources[storage]"), errors);
+    check_supported(&format!("{path}.volumeMode"), spec.volume_mode.as_ref(), &["Block", "Filesystem"], errors);
     if let Some(class) = spec.storage_class_name.as_deref().filter(|c| !c.is_empty())
-        && let Err(why) = names::subdomain(class)
+        && let Err(why) = names::validate_subdomain(class)
     {
         errors.push(FieldError::invalid(format!("{path}.storageClassName"), class, why));
     }
     if let Some(selector) = &spec.selector {
-        check_selector(&format!("{path}.selector"), selector, errors);
+        check_label_selector(&format!("{path}.selector"), selector, errors);
     }
     if let Some(source) = &spec.data_source {
         let at = format!("{path}.dataSource");
-        check_source(&at, source.api_group.as_deref(), &source.kind, &source.name, errors);
+        check_data_source(&at, source.api_group.as_deref(), &source.kind, &source.name, errors);
     }
     if let Some(source) = &spec.data_source_ref {
         let at = format!("{path}.dataSourceRef");
-        check_source(&at, source.api_group.as_deref(), &source.kind, &source.name, errors);
-        let mirrored = spec.data_source.as_ref().is_none_or(|s| *s == local(source));
-        if !mirrored {
+        check_data_source(&at, source.api_group.as_deref(), &source.kind, &source.name, errors);
+        let is_same_source = spec.data_source.as_ref().is_none_or(|s| *s == to_local_reference(source));
+        if !is_same_source {
             errors.push(FieldError::invalid(path, "", "must match dataSourceRef"));
         }
     }
 }
 
-fn check_source(path: &str, group: Option<&str>, kind: &str, name: &str, errors: &mut Vec<FieldError>) {
+fn check_data_source(path: &str, group: Option<&str>, kind: &str, name: &str, errors: &mut Vec<FieldError>) {
     if name.is_empty() {
         errors.push(FieldError::required(format!("{path}.name"), ""));
     }
@@ -198,7 +200,7 @@ fn check_source(path: &str, group: Option<&str>, kind: &str, name: &str, errors:
     }
 }
 
-fn local(source: &TypedObjectReference) -> TypedLocalObjectReference {
+fn to_local_reference(source: &TypedObjectReference) -> TypedLocalObjectReference {
     TypedLocalObjectReference {
         api_group: source.api_group.clone(),
         kind: source.kind.clone(),
@@ -206,19 +208,20 @@ fn local(source: &TypedObjectReference) -> TypedLocalObjectReference {
     }
 }
 
-/// `dataSource` and `dataSourceRef` show the same thing; a source of an unknown type counts only in the latter.
-fn mirror_source(spec: &mut PersistentVolumeClaimSpec) {
+/// Copies the one of `dataSource` and `dataSourceRef` that is set to the other. A client that sets only `dataSource` may
+/// name a claim or a VolumeSnapshot there; any other kind is dropped and must be set in `dataSourceRef`.
+fn mirror_data_source(spec: &mut PersistentVolumeClaimSpec) {
     if spec.data_source_ref.is_none()
         && let Some(source) = &spec.data_source
     {
         let core = source.api_group.as_deref().is_none_or(str::is_empty);
-        let known = (core && source.kind == "PersistentVolumeClaim")
-            || (source.api_group.as_deref() == Some(SNAPSHOTS) && source.kind == "VolumeSnapshot");
-        if !known {
+        let is_supported = (core && source.kind == "PersistentVolumeClaim")
+            || (source.api_group.as_deref() == Some(SNAPSHOT_GROUP) && source.kind == "VolumeSnapshot");
+        if !is_supported {
             spec.data_source = None;
         }
     }
-    // A source in another namespace needs an opt-in that does not exist here.
+    // Sources in another namespace are dropped, as in a Kubernetes without the CrossNamespaceVolumeDataSource feature.
     spec.data_source_ref.take_if(|s| s.namespace.as_ref().is_some_and(|n| !n.is_empty()));
     match (&spec.data_source, &spec.data_source_ref) {
         (Some(source), None) => {
@@ -229,12 +232,14 @@ fn mirror_source(spec: &mut PersistentVolumeClaimSpec) {
                 namespace: None,
             });
         }
-        (None, Some(source)) => spec.data_source = Some(local(source)),
+        (None, Some(source)) => spec.data_source = Some(to_local_reference(source)),
         _ => {}
     }
 }
 
-fn check_immutable(new: &PersistentVolumeClaim, old: &PersistentVolumeClaim, errors: &mut Vec<FieldError>) {
+/// The spec is immutable, except: the volume and the class may be set once; a bound claim may request another size and
+/// another VolumeAttributesClass. A smaller request must still exceed the current capacity.
+fn check_spec_update(new: &PersistentVolumeClaim, old: &PersistentVolumeClaim, errors: &mut Vec<FieldError>) {
     let unspecified = PersistentVolumeClaimSpec::default();
     let spec = new.spec.as_ref().unwrap_or(&unspecified);
     let mut allowed = old.spec.clone().unwrap_or_default();
@@ -250,7 +255,7 @@ fn check_immutable(new: &PersistentVolumeClaim, old: &PersistentVolumeClaim, err
     let requests = |spec: &PersistentVolumeClaimSpec| spec.resources.as_ref().and_then(|r| r.requests.clone());
     let count =
         |spec: &PersistentVolumeClaimSpec| spec.resources.as_ref().and_then(|r| Some(r.requests.as_ref()?.len()));
-    // The same size in another spelling is the same size.
+    // `1Gi` and `1024Mi` are the same size.
     let same_size = count(spec) == count(&allowed)
         && requested_storage(new).zip(requested_storage(old)).is_some_and(|(new, old)| new == old);
     if same_size {
@@ -261,15 +266,15 @@ fn check_immutable(new: &PersistentVolumeClaim, old: &PersistentVolumeClaim, err
         allowed.volume_attributes_class_name = spec.volume_attributes_class_name.clone();
     }
     if *spec != allowed {
-        errors.push(FieldError::forbidden("spec", IMMUTABLE));
+        errors.push(FieldError::forbidden("spec", IMMUTABLE_SPEC));
         return;
     }
-    if let (Some(wanted), Some(before)) = (requested_storage(new), requested_storage(old))
-        && wanted < before
+    if let (Some(new_size), Some(old_size)) = (requested_storage(new), requested_storage(old))
+        && new_size < old_size
     {
         let capacity = old.status.as_ref().and_then(|s| s.capacity.as_ref()).and_then(|c| c.get("storage"));
         let capacity = capacity.and_then(|q| q.0.parse::<cleat_api::Quantity>().ok());
-        if capacity.is_none_or(|c| wanted <= c) {
+        if capacity.is_none_or(|c| new_size <= c) {
             let why = "field can not be less than status.capacity";
             errors.push(FieldError::forbidden("spec.resources.requests.storage", why));
         }
@@ -289,10 +294,10 @@ mod tests {
 
     fn claim(spec: Value, phase: &str, capacity: &str) -> PersistentVolumeClaim {
         let status = json!({ "phase": phase, "capacity": { "storage": capacity } });
-        let mut made: PersistentVolumeClaim =
+        let mut claim: PersistentVolumeClaim =
             serde_json::from_value(json!({ "metadata": { "name": "c" }, "spec": spec, "status": status })).unwrap();
-        Claims::default(&mut made);
-        made
+        PersistentVolumeClaimStrategy::set_defaults(&mut claim);
+        claim
     }
 
     fn spec(change: Value) -> Value {
@@ -305,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_change_only_where_they_may() {
+    fn only_some_fields_of_a_claim_may_change() {
         let gold = json!({ "volumeAttributesClassName": "gold" });
         let larger = json!({ "resources": { "requests": { "storage": "3Gi" } } });
         for (case, phase, before, after, field) in [
@@ -338,13 +343,13 @@ mod tests {
         ] {
             let old = claim(spec(before), phase, "2Gi");
             let new = claim(spec(after), phase, "2Gi");
-            let errors = Claims::validate_update(&new, &old);
+            let errors = PersistentVolumeClaimStrategy::validate_update(&new, &old);
             assert_eq!(errors.first().map(|e| e.field.as_str()), field, "{case}: {errors:?}");
         }
     }
 
     #[test]
-    fn attributes_that_a_volume_has_stay_named() {
+    fn an_applied_attributes_class_cannot_be_removed() {
         let with = |class: Option<&str>, current: Option<&str>| {
             let mut c = claim(spec(json!({ "volumeAttributesClassName": class })), "Bound", "2Gi");
             c.status.as_mut().unwrap().current_volume_attributes_class_name = current.map(ToOwned::to_owned);
@@ -352,43 +357,44 @@ mod tests {
         };
         let field = Some("spec.volumeAttributesClassName");
         for (case, current, after, want) in [
-            ("others", Some("gold"), Some("silver"), None),
+            ("another class", Some("gold"), Some("silver"), None),
             ("none", Some("gold"), None, field),
-            ("none, in other words", Some("gold"), Some(""), field),
-            ("none, before it has them", None, None, None),
+            ("none, as an empty string", Some("gold"), Some(""), field),
+            ("none, before one was applied", None, None, None),
         ] {
-            let errors = Claims::validate_update(&with(after, current), &with(Some("gold"), current));
+            let errors =
+                PersistentVolumeClaimStrategy::validate_update(&with(after, current), &with(Some("gold"), current));
             assert_eq!(errors.first().map(|e| e.field.as_str()), want, "{case}: {errors:?}");
         }
     }
 
     #[test]
-    fn the_class_that_the_older_annotation_names_may_be_written_down() {
+    fn the_class_of_the_beta_annotation_may_be_set_in_the_spec() {
         let with = |class: Option<&str>| {
             let mut c = claim(spec(json!({ "storageClassName": class })), "Pending", "0");
             c.metadata.annotations = Some([(annotation::STORAGE_CLASS_BETA.to_owned(), "fast".to_owned())].into());
             c
         };
         for (class, want) in [("fast", None), ("slow", Some("spec"))] {
-            let errors = Claims::validate_update(&with(Some(class)), &with(None));
+            let errors = PersistentVolumeClaimStrategy::validate_update(&with(Some(class)), &with(None));
             assert_eq!(errors.first().map(|e| e.field.as_str()), want, "{class}: {errors:?}");
         }
     }
 
     #[test]
-    fn sources_say_the_same_twice_or_nothing() {
-        let known = json!({ "apiGroup": SNAPSHOTS, "kind": "VolumeSnapshot", "name": "s" });
+    fn data_source_and_data_source_ref_are_mirrored() {
+        let known = json!({ "apiGroup": SNAPSHOT_GROUP, "kind": "VolumeSnapshot", "name": "s" });
         let other = json!({ "apiGroup": "example.com", "kind": "Backup", "name": "b" });
-        let far = json!({ "kind": "PersistentVolumeClaim", "name": "c", "namespace": "elsewhere" });
+        let elsewhere = json!({ "kind": "PersistentVolumeClaim", "name": "c", "namespace": "elsewhere" });
         for (case, change, want) in [
             ("the older field", json!({ "dataSource": known }), Some("VolumeSnapshot")),
             ("the newer field", json!({ "dataSourceRef": other }), Some("Backup")),
-            ("a kind that the older field does not know", json!({ "dataSource": other }), None),
-            ("another namespace", json!({ "dataSourceRef": far }), None),
+            ("a kind that the older field does not support", json!({ "dataSource": other }), None),
+            ("another namespace", json!({ "dataSourceRef": elsewhere }), None),
         ] {
-            let mut made = claim(spec(change), "Pending", "0");
-            Claims::prepare_create(&mut made, Timestamp::UNIX_EPOCH);
-            let spec = made.spec.unwrap();
+            let mut claim = claim(spec(change), "Pending", "0");
+            PersistentVolumeClaimStrategy::prepare_create(&mut claim, Timestamp::UNIX_EPOCH);
+            let spec = claim.spec.unwrap();
             assert_eq!(spec.data_source.as_ref().map(|s| s.kind.as_str()), want, "{case}");
             assert_eq!(spec.data_source_ref.as_ref().map(|s| s.kind.as_str()), want, "{case}");
         }
@@ -405,7 +411,7 @@ mod tests {
             ("unknown volume mode", json!({ "volumeMode": "Tape" }), "spec.volumeMode"),
             ("bad class name", json!({ "storageClassName": "Not_Good" }), "spec.storageClassName"),
         ] {
-            let errors = Claims::validate(&claim(spec(change), "Pending", "0"));
+            let errors = PersistentVolumeClaimStrategy::validate(&claim(spec(change), "Pending", "0"));
             assert_eq!(errors.first().map(|e| e.field.as_str()), Some(field), "{case}");
         }
     }

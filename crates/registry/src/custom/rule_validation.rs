@@ -1,69 +1,25 @@
-//! The rules a definition states in expressions, applied to an object and all that is in it.
+//! Applies the validation rules of a schema to an object and every value in it. Values that did not change are not
+//! validated again.
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::ValidationRule;
 use serde_json::Value;
 
-use super::cel::{Budget, Old, Program};
-use super::check::{inside, place};
-use super::schema::{Additional, List, Schema};
-use cleat_apimachinery::field::FieldError;
+use super::cel::EvaluationBudget;
+use super::schema_validation::{display_path, element_key, join_path};
+use super::structural_schema::{AdditionalProperties, ListType, StructuralSchema};
+use cleat_apimachinery::field_error::FieldError;
 
-#[derive(Debug)]
-pub(super) struct Rule {
-    program: Program,
-    message: String,
-    /// Makes the message, if it can.
-    telling: Option<Program>,
-    reason: String,
-    /// Where below the value the fault is, as it is appended to a path.
-    below: String,
-    optional_old: bool,
-}
-
-impl Rule {
-    /// Nothing for a rule that cannot be compiled: no definition with one is accepted.
-    pub(super) fn compile(from: &ValidationRule) -> Option<Self> {
-        let given = from.message.clone().filter(|m| !m.is_empty());
-        Some(Self {
-            program: Program::compile(&from.rule).ok()?,
-            message: given.unwrap_or_else(|| format!("failed rule: {}", from.rule)),
-            telling: from.message_expression.as_deref().and_then(|e| Program::compile(e).ok()),
-            reason: from.reason.clone().unwrap_or_default(),
-            below: from.field_path.clone().unwrap_or_default(),
-            optional_old: from.optional_old_self == Some(true),
-        })
-    }
-
-    /// The message about a value that breaks the rule.
-    fn broken(&self, value: &Value, old: Option<&Value>, budget: &mut Budget) -> Option<String> {
-        let seen = if self.optional_old { Old::Optional(old) } else { Old::Plain(old) };
-        // A rule about a change has nothing to say where nothing was.
-        if self.program.compares && !self.optional_old && old.is_none() {
-            return None;
-        }
-        match self.program.holds(seen, value, budget) {
-            Ok(true) => None,
-            Ok(false) => {
-                let told = self.telling.as_ref().and_then(|telling| telling.text(seen, value, budget));
-                Some(told.unwrap_or_else(|| self.message.clone()))
-            }
-            Err(why) => Some(format!("rule evaluation error: {why}")),
-        }
-    }
-}
-
-impl Schema {
+impl StructuralSchema {
     pub(super) fn has_rules(&self) -> bool {
         !self.rules.is_empty()
             || self.properties.values().any(Self::has_rules)
-            || matches!(&self.additional, Additional::Each(each) if each.has_rules())
+            || matches!(&self.additional_properties, AdditionalProperties::Schema(each) if each.has_rules())
             || self.items.as_ref().is_some_and(|items| items.has_rules())
     }
 
-    /// Every rule that the object breaks. What did not change breaks none.
-    pub(super) fn broken_rules(&self, value: &Value, old: Option<&Value>) -> Vec<FieldError> {
+    /// The violations of all rules. One [`EvaluationBudget`] limits the evaluation of all of them together.
+    pub(super) fn rule_violations(&self, value: &Value, old: Option<&Value>) -> Vec<FieldError> {
         let mut errors = Vec::new();
-        self.apply_rules(value, old, "", &mut Budget::default(), &mut errors);
+        self.apply_rules(value, old, "", &mut EvaluationBudget::default(), &mut errors);
         errors
     }
 
@@ -72,45 +28,45 @@ impl Schema {
         value: &Value,
         old: Option<&Value>,
         path: &str,
-        budget: &mut Budget,
+        budget: &mut EvaluationBudget,
         errors: &mut Vec<FieldError>,
     ) {
         if old == Some(value) || value.is_null() {
             return;
         }
         for rule in &self.rules {
-            if let Some(message) = rule.broken(value, old, budget) {
-                let at = format!("{path}{}", rule.below);
-                let at = place(at.strip_prefix('.').unwrap_or(&at));
-                let type_name = self.kind.map_or("", |kind| kind.name());
-                errors.push(FieldError::of_reason(&rule.reason, at, type_name, message));
+            if let Some(message) = rule.violation(value, old, budget) {
+                let error_path = format!("{path}{}", rule.field_path);
+                let error_path = display_path(error_path.strip_prefix('.').unwrap_or(&error_path));
+                let type_name = self.value_type.map_or("", |value_type| value_type.name());
+                errors.push(FieldError::from_reason(&rule.reason, error_path, type_name, message));
             }
         }
         match value {
             Value::Object(fields) => {
                 for (key, inner) in fields {
-                    let schema = match (self.properties.get(key), &self.additional) {
+                    let schema = match (self.properties.get(key), &self.additional_properties) {
                         (Some(schema), _) => schema,
-                        (None, Additional::Each(schema)) => schema,
+                        (None, AdditionalProperties::Schema(schema)) => schema,
                         (None, _) => continue,
                     };
-                    let before = old.and_then(|old| old.get(key));
-                    schema.apply_rules(inner, before, &inside(path, key), budget, errors);
+                    let old_value = old.and_then(|old| old.get(key));
+                    schema.apply_rules(inner, old_value, &join_path(path, key), budget, errors);
                 }
             }
             Value::Array(items) => {
                 let Some(schema) = &self.items else { return };
-                let before = old.and_then(Value::as_array);
+                let old_items = old.and_then(Value::as_array);
                 for (i, item) in items.iter().enumerate() {
-                    // Elements have a past only where something tells them apart.
-                    let before = match &self.list {
-                        List::Map(keys) => before.and_then(|b| {
-                            let identity = self.identity(item, keys);
-                            b.iter().find(|e| self.identity(e, keys) == identity)
+                    // Only the elements of a map list have an identity by which to find the old element.
+                    let old_item = match &self.list_type {
+                        ListType::Map(keys) => old_items.and_then(|old_items| {
+                            let key = element_key(item, keys);
+                            old_items.iter().find(|e| element_key(e, keys) == key)
                         }),
-                        List::Atomic | List::Set => None,
+                        ListType::Atomic | ListType::Set => None,
                     };
-                    schema.apply_rules(item, before, &format!("{path}[{i}]"), budget, errors);
+                    schema.apply_rules(item, old_item, &format!("{path}[{i}]"), budget, errors);
                 }
             }
             _ => {}
@@ -124,7 +80,7 @@ mod tests {
 
     use super::*;
 
-    fn schema() -> Schema {
+    fn schema() -> StructuralSchema {
         let schema = json!({
             "type": "object",
             "x-kubernetes-validations": [
@@ -148,7 +104,7 @@ mod tests {
                         "x-kubernetes-validations": [{ "rule": "self.size() < 4", "message": "too long" }] } },
                 } } },
         });
-        Schema::compile(&serde_json::from_value(schema).unwrap())
+        StructuralSchema::compile(&serde_json::from_value(schema).unwrap())
     }
 
     fn object(spec: Value) -> Value {
@@ -156,11 +112,11 @@ mod tests {
     }
 
     #[test]
-    fn every_broken_rule_is_told_where_it_is() {
+    fn every_violation_names_its_path() {
         assert!(schema().has_rules());
         let base = json!({ "min": 1, "max": 3 });
         for (case, new, old, want) in [
-            ("fine", json!({}), None, None),
+            ("valid", json!({}), None, None),
             ("a comparison", json!({ "min": 4 }), None, Some(("spec.min", "Invalid value: \"object\": at most 3"))),
             ("set for the first time", json!({ "handle": "a" }), Some(json!({})), None),
             (
@@ -223,13 +179,13 @@ mod tests {
                 json_patch::merge(&mut spec, change);
                 object(spec)
             };
-            let errors = schema().broken_rules(&of(&new), old.as_ref().map(of).as_ref());
-            let told = errors.first().map(|e| (e.field.clone(), e.body()));
-            let told = told.as_ref().map(|(field, body)| (field.as_str(), body.as_str()));
-            assert_eq!(told, want, "{case}");
+            let errors = schema().rule_violations(&of(&new), old.as_ref().map(of).as_ref());
+            let error = errors.first().map(|e| (e.field.clone(), e.body()));
+            let error = error.as_ref().map(|(field, body)| (field.as_str(), body.as_str()));
+            assert_eq!(error, want, "{case}");
         }
         let named = json!({ "metadata": { "name": "forbidden" }, "spec": { "min": 1, "max": 2 } });
-        let errors = schema().broken_rules(&named, None);
+        let errors = schema().rule_violations(&named, None);
         assert_eq!((errors[0].field.as_str(), errors[0].body().as_str()), ("<nil>", "Forbidden: another name, please"));
     }
 }

@@ -1,35 +1,37 @@
-//! StatefulSet.
+//! Strategy of StatefulSet (apps/v1).
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec, StatefulSetStatus};
 use serde_json::Value;
 
-use super::{
-    CONTAINERS, IMAGES, check_always, check_count, check_pods, container_cells, count_generation, default_template,
+use super::field_checks::{check_immutable, check_non_negative, check_supported};
+use super::persistent_volume_claim;
+use super::pod_template::{
+    CONTAINERS_COLUMN, IMAGES_COLUMN, bump_generation, check_always_restarts, check_selector_and_template,
+    container_cells, default_template,
 };
-use crate::strategy::{check_choice, claim, immutable};
 use cleat_apimachinery::column::{self, AGE, Column, NAME};
-use cleat_apimachinery::descriptor::{Descriptor, Scale};
-use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::descriptor::{Descriptor, ScalePaths};
+use cleat_apimachinery::field_error::FieldError;
 use cleat_apimachinery::kind::Strategy;
 use cleat_apimachinery::meta;
 use cleat_apimachinery::names;
 
-pub(crate) struct StatefulSets;
+pub(super) struct StatefulSetStrategy;
 
-impl Strategy for StatefulSets {
+impl Strategy for StatefulSetStrategy {
     type Object = StatefulSet;
 
     fn descriptor() -> Descriptor {
         Descriptor::new("apps", "v1", "StatefulSet", "statefulsets")
-            .short(&["sts"])
+            .short_names(&["sts"])
             .category("all")
             .with_status()
-            .scales(Scale::by_labels())
+            .with_scale(ScalePaths::of_workload())
             .deletes_with_status()
     }
 
-    fn default(set: &mut StatefulSet) {
+    fn set_defaults(set: &mut StatefulSet) {
         let spec = &mut set.spec;
         spec.replicas.get_or_insert(1);
         spec.revision_history_limit.get_or_insert(10);
@@ -45,7 +47,7 @@ impl Strategy for StatefulSets {
         default_template(&mut spec.template);
         for template in spec.volume_claim_templates.iter_mut().flatten() {
             meta::normalise(&mut template.metadata);
-            claim::Claims::default(template);
+            persistent_volume_claim::PersistentVolumeClaimStrategy::set_defaults(template);
         }
         spec.volume_claim_templates.take_if(|t| t.is_empty());
         let status = set.status.get_or_insert_default();
@@ -59,7 +61,7 @@ impl Strategy for StatefulSets {
 
     fn prepare_update(new: &mut StatefulSet, old: &StatefulSet) {
         new.status = old.status.clone();
-        count_generation(&mut new.metadata, &old.metadata, (&new.spec, &old.spec));
+        bump_generation(&mut new.metadata, &old.metadata, (&new.spec, &old.spec));
     }
 
     fn prepare_status(new: &mut StatefulSet, old: &StatefulSet, _now: Timestamp) {
@@ -70,31 +72,31 @@ impl Strategy for StatefulSets {
         let mut errors = Vec::new();
         let spec = set.spec.clone();
         let policies = ["OrderedReady", "Parallel"];
-        check_choice("spec.podManagementPolicy", spec.pod_management_policy.as_ref(), &policies, &mut errors);
-        check_strategy(&spec, &mut errors);
+        check_supported("spec.podManagementPolicy", spec.pod_management_policy.as_ref(), &policies, &mut errors);
+        check_update_strategy(&spec, &mut errors);
         let retention = spec.persistent_volume_claim_retention_policy.clone().unwrap_or_default();
         for (part, policy) in [("whenDeleted", &retention.when_deleted), ("whenScaled", &retention.when_scaled)] {
             let path = format!("spec.persistentVolumeClaimRetentionPolicy.{part}");
             if let Some(policy) = policy.as_deref().filter(|p| !["Retain", "Delete"].contains(p)) {
-                errors.push(FieldError::not_supported_of(path, policy, &["Retain", "Delete"]));
+                errors.push(FieldError::not_supported_in_order(path, policy, &["Retain", "Delete"]));
             }
         }
-        check_count("spec.replicas", spec.replicas.map(Into::into), &mut errors);
-        check_count("spec.minReadySeconds", spec.min_ready_seconds.map(Into::into), &mut errors);
-        check_count("spec.revisionHistoryLimit", spec.revision_history_limit.map(Into::into), &mut errors);
+        check_non_negative("spec.replicas", spec.replicas.map(Into::into), &mut errors);
+        check_non_negative("spec.minReadySeconds", spec.min_ready_seconds.map(Into::into), &mut errors);
+        check_non_negative("spec.revisionHistoryLimit", spec.revision_history_limit.map(Into::into), &mut errors);
         if let Some(ordinals) = &spec.ordinals {
-            check_count("spec.ordinals.start", ordinals.start.map(Into::into), &mut errors);
+            check_non_negative("spec.ordinals.start", ordinals.start.map(Into::into), &mut errors);
         }
-        check_pods(&spec.selector, &spec.template, &mut errors);
-        check_always(&spec.template, "StatefulSet", &mut errors);
+        check_selector_and_template(&spec.selector, &spec.template, &mut errors);
+        check_always_restarts(&spec.template, "StatefulSet", &mut errors);
         for (i, template) in spec.volume_claim_templates.iter().flatten().enumerate() {
             let path = format!("spec.volumeClaimTemplates[{i}]");
             let name = template.metadata.name.as_deref().unwrap_or_default();
-            if let Err(why) = names::label(name) {
+            if let Err(why) = names::validate_label(name) {
                 errors.push(FieldError::invalid(format!("{path}.metadata.name"), name, why));
             }
             let spec = template.spec.clone().unwrap_or_default();
-            claim::validate_spec(&spec, &format!("{path}.spec"), &mut errors);
+            persistent_volume_claim::validate_spec(&spec, &format!("{path}.spec"), &mut errors);
         }
         errors
     }
@@ -102,17 +104,27 @@ impl Strategy for StatefulSets {
     fn validate_update(new: &StatefulSet, old: &StatefulSet) -> Vec<FieldError> {
         let mut errors = Vec::new();
         let (new, old) = (new.spec.clone(), old.spec.clone());
-        immutable("spec.selector", &new.selector, &old.selector, &mut errors);
-        immutable("spec.serviceName", &new.service_name, &old.service_name, &mut errors);
-        immutable("spec.podManagementPolicy", &new.pod_management_policy, &old.pod_management_policy, &mut errors);
+        check_immutable("spec.selector", &new.selector, &old.selector, &mut errors);
+        check_immutable("spec.serviceName", &new.service_name, &old.service_name, &mut errors);
+        check_immutable(
+            "spec.podManagementPolicy",
+            &new.pod_management_policy,
+            &old.pod_management_policy,
+            &mut errors,
+        );
         let templates = (&new.volume_claim_templates, &old.volume_claim_templates);
-        immutable("spec.volumeClaimTemplates", templates.0, templates.1, &mut errors);
+        check_immutable("spec.volumeClaimTemplates", templates.0, templates.1, &mut errors);
         errors
     }
 
     fn columns() -> &'static [Column] {
-        const COLUMNS: &[Column] =
-            &[NAME, Column::text("Ready", "How many of the wanted pods are ready."), AGE, CONTAINERS, IMAGES];
+        const COLUMNS: &[Column] = &[
+            NAME,
+            Column::text("Ready", "How many of the wanted pods are ready."),
+            AGE,
+            CONTAINERS_COLUMN,
+            IMAGES_COLUMN,
+        ];
         COLUMNS
     }
 
@@ -130,9 +142,9 @@ impl Strategy for StatefulSets {
     }
 }
 
-fn check_strategy(spec: &StatefulSetSpec, errors: &mut Vec<FieldError>) {
+fn check_update_strategy(spec: &StatefulSetSpec, errors: &mut Vec<FieldError>) {
     let strategy = spec.update_strategy.clone().unwrap_or_default();
-    check_choice("spec.updateStrategy.type", strategy.type_.as_ref(), &["OnDelete", "RollingUpdate"], errors);
+    check_supported("spec.updateStrategy.type", strategy.type_.as_ref(), &["OnDelete", "RollingUpdate"], errors);
     match (strategy.type_.as_deref(), &strategy.rolling_update) {
         (Some("OnDelete"), Some(update)) => {
             let why = "only allowed for updateStrategy 'RollingUpdate'";
@@ -140,7 +152,7 @@ fn check_strategy(spec: &StatefulSetSpec, errors: &mut Vec<FieldError>) {
         }
         (_, Some(update)) => {
             let partition = update.partition.map(Into::into);
-            check_count("spec.updateStrategy.rollingUpdate.partition", partition, errors);
+            check_non_negative("spec.updateStrategy.rollingUpdate.partition", partition, errors);
         }
         _ => {}
     }

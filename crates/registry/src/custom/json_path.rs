@@ -1,37 +1,37 @@
-//! JSONPath, as much of it as definitions use: fields, indices, wildcards and filters by equality.
+//! JSONPath, the subset that definitions use: fields, indices, wildcards and filters by equality.
 
 use serde_json::Value;
 
 #[derive(Clone, Debug, PartialEq)]
-enum Step {
+enum JsonPathStep {
     Field(String),
     Index(i64),
-    All,
-    /// Elements whose field, at this path, equals this value.
-    Where(Path, Value),
+    Wildcard,
+    /// The elements for which this path selects this value.
+    Filter(JsonPath, Value),
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Path(Vec<Step>);
+pub(crate) struct JsonPath(Vec<JsonPathStep>);
 
-impl Path {
-    /// A path such as `.spec.list[0]` or `.status.conditions[?(@.type=="Ready")].status`.
-    pub fn parse(text: &str) -> Result<Self, String> {
+impl JsonPath {
+    /// Parses a path such as `.spec.list[0]` or `.status.conditions[?(@.type=="Ready")].status`.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let mut steps = Vec::new();
         let mut rest = text.trim().trim_start_matches('{').trim_end_matches('}').trim_start_matches('$');
         while !rest.is_empty() {
             let (step, after) = match rest.strip_prefix('[') {
                 Some(inside) => {
-                    let end = closing(inside).ok_or_else(|| format!("unterminated array in {text:?}"))?;
-                    (bracket(&inside[..end], text)?, &inside[end + 1..])
+                    let end = closing_bracket(inside).ok_or_else(|| format!("unterminated array in {text:?}"))?;
+                    (parse_bracket(&inside[..end], text)?, &inside[end + 1..])
                 }
                 None => {
                     let name = rest.strip_prefix('.').ok_or_else(|| format!("{text:?} does not begin with a dot"))?;
-                    let (name, after) = field(name);
+                    let (name, after) = split_field(name);
                     if name.is_empty() {
                         return Err(format!("{text:?} has an empty field name"));
                     }
-                    (if name == "*" { Step::All } else { Step::Field(name) }, after)
+                    (if name == "*" { JsonPathStep::Wildcard } else { JsonPathStep::Field(name) }, after)
                 }
             };
             steps.push(step);
@@ -40,40 +40,40 @@ impl Path {
         Ok(Self(steps))
     }
 
-    /// Everything the path leads to.
-    pub fn find<'a>(&self, value: &'a Value) -> Vec<&'a Value> {
-        let mut found = vec![value];
+    /// The values that the path selects; empty if there are none.
+    pub(crate) fn select<'a>(&self, value: &'a Value) -> Vec<&'a Value> {
+        let mut selected = vec![value];
         for step in &self.0 {
-            found = found.into_iter().flat_map(|value| take(step, value)).collect();
+            selected = selected.into_iter().flat_map(|value| apply_step(step, value)).collect();
         }
-        found
+        selected
     }
 
-    /// The names of the fields, if the path is nothing else.
-    pub fn fields(&self) -> Option<Vec<String>> {
-        self.0.iter().map(|step| if let Step::Field(name) = step { Some(name.clone()) } else { None }).collect()
+    /// The field names, if the path has no other steps.
+    pub(crate) fn fields(&self) -> Option<Vec<String>> {
+        self.0.iter().map(|step| if let JsonPathStep::Field(name) = step { Some(name.clone()) } else { None }).collect()
     }
 }
 
-fn take<'a>(step: &Step, value: &'a Value) -> Vec<&'a Value> {
+fn apply_step<'a>(step: &JsonPathStep, value: &'a Value) -> Vec<&'a Value> {
     match (step, value) {
-        (Step::Field(name), Value::Object(fields)) => fields.get(name).into_iter().collect(),
-        (Step::Index(at), Value::Array(items)) => {
+        (JsonPathStep::Field(name), Value::Object(fields)) => fields.get(name).into_iter().collect(),
+        (JsonPathStep::Index(at), Value::Array(items)) => {
             let length = i64::try_from(items.len()).unwrap_or(i64::MAX);
             let at = if *at < 0 { at + length } else { *at };
             usize::try_from(at).ok().and_then(|at| items.get(at)).into_iter().collect()
         }
-        (Step::All, Value::Array(items)) => items.iter().collect(),
-        (Step::All, Value::Object(fields)) => fields.values().collect(),
-        (Step::Where(path, wanted), Value::Array(items)) => {
-            items.iter().filter(|item| path.find(item).contains(&wanted)).collect()
+        (JsonPathStep::Wildcard, Value::Array(items)) => items.iter().collect(),
+        (JsonPathStep::Wildcard, Value::Object(fields)) => fields.values().collect(),
+        (JsonPathStep::Filter(path, expected), Value::Array(items)) => {
+            items.iter().filter(|item| path.select(item).contains(&expected)).collect()
         }
         _ => Vec::new(),
     }
 }
 
-/// Where the bracket that was opened closes.
-fn closing(inside: &str) -> Option<usize> {
+/// The offset of the `]` that closes the bracket before `inside`.
+fn closing_bracket(inside: &str) -> Option<usize> {
     let (mut depth, mut quote) = (0, None);
     for (at, c) in inside.char_indices() {
         match (quote, c) {
@@ -89,14 +89,14 @@ fn closing(inside: &str) -> Option<usize> {
     None
 }
 
-fn bracket(inside: &str, text: &str) -> Result<Step, String> {
+fn parse_bracket(inside: &str, text: &str) -> Result<JsonPathStep, String> {
     let inside = inside.trim();
     let unquoted = |quote: char| inside.strip_prefix(quote).and_then(|s| s.strip_suffix(quote));
     if inside == "*" {
-        return Ok(Step::All);
+        return Ok(JsonPathStep::Wildcard);
     }
     if let Some(name) = unquoted('\'').or_else(|| unquoted('"')) {
-        return Ok(Step::Field(name.into()));
+        return Ok(JsonPathStep::Field(name.into()));
     }
     if let Some(filter) = inside.strip_prefix("?(").and_then(|s| s.strip_suffix(')')) {
         let (path, value) = filter.split_once("==").ok_or_else(|| format!("{text:?} has a filter without =="))?;
@@ -106,13 +106,13 @@ fn bracket(inside: &str, text: &str) -> Result<Step, String> {
             Some(plain) => plain.into(),
             None => serde_json::from_str(value).map_err(|_| format!("{text:?} compares with {value}"))?,
         };
-        return Ok(Step::Where(Path::parse(path)?, value));
+        return Ok(JsonPathStep::Filter(JsonPath::parse(path)?, value));
     }
-    inside.parse().map(Step::Index).map_err(|_| format!("invalid array index {inside} in {text:?}"))
+    inside.parse().map(JsonPathStep::Index).map_err(|_| format!("invalid array index {inside} in {text:?}"))
 }
 
-/// A field's name, in which `\.` is a dot, and what follows it.
-fn field(text: &str) -> (String, &str) {
+/// Splits a field name from the rest of the path. In the name, `\.` stands for a dot.
+fn split_field(text: &str) -> (String, &str) {
     let mut name = String::new();
     let mut escaped = false;
     for (at, c) in text.char_indices() {
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_find_what_they_name() {
+    fn paths_select_values() {
         let object = json!({
             "metadata": { "annotations": { "a.b/c": "x" } }, "spec": { "list": ["p", "q"], "n": 3 },
             "status": { "conditions": [{ "type": "Ready", "status": "True" }, { "type": "Odd", "status": "False" }] },
@@ -151,11 +151,11 @@ mod tests {
             (".status.conditions[?(@.type=='Odd')].status", json!(["False"])),
             (".spec.nothing.here", json!([])),
         ] {
-            let found = Path::parse(path).unwrap();
-            assert_eq!(json!(found.find(&object)), want, "{path}");
+            let parsed = JsonPath::parse(path).unwrap();
+            assert_eq!(json!(parsed.select(&object)), want, "{path}");
         }
         for path in ["spec", ".a..b", ".a[", ".a[x]"] {
-            assert!(Path::parse(path).is_err(), "{path}");
+            assert!(JsonPath::parse(path).is_err(), "{path}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! PersistentVolume.
+//! Strategy of PersistentVolume (v1).
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
@@ -7,26 +7,30 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::Value;
 
-use super::{
-    canonical, check_access_modes, check_choice, check_flex_options, check_storage, immutable, or_unset,
-    short_access_modes,
+use super::field_checks::{
+    check_access_modes, check_flex_options, check_immutable, check_storage_quantity, check_supported,
 };
+use super::quantity::canonicalize_quantities;
+use super::table_cells::{or_unset, short_access_modes};
 use cleat_apimachinery::column::{self, AGE, Column, NAME};
 use cleat_apimachinery::descriptor::Descriptor;
-use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::field_error::FieldError;
 use cleat_apimachinery::kind::Strategy;
 use cleat_apimachinery::names;
 
-pub(super) struct Volumes;
+pub(super) struct PersistentVolumeStrategy;
 
-impl Strategy for Volumes {
+impl Strategy for PersistentVolumeStrategy {
     type Object = PersistentVolume;
 
     fn descriptor() -> Descriptor {
-        Descriptor::new("", "v1", "PersistentVolume", "persistentvolumes").short(&["pv"]).cluster_scoped().with_status()
+        Descriptor::new("", "v1", "PersistentVolume", "persistentvolumes")
+            .short_names(&["pv"])
+            .cluster_scoped()
+            .with_status()
     }
 
-    fn default(volume: &mut PersistentVolume) {
+    fn set_defaults(volume: &mut PersistentVolume) {
         let spec = volume.spec.get_or_insert_default();
         spec.persistent_volume_reclaim_policy.get_or_insert_with(|| "Retain".into());
         spec.volume_mode.get_or_insert_with(|| "Filesystem".into());
@@ -36,7 +40,7 @@ impl Strategy for Volumes {
         if let Some(iscsi) = &mut spec.iscsi {
             iscsi.iscsi_interface.get_or_insert_with(|| "default".into());
         }
-        canonical(&mut spec.capacity);
+        canonicalize_quantities(&mut spec.capacity);
         volume.status.get_or_insert_default().phase.get_or_insert_with(|| "Pending".into());
     }
 
@@ -54,17 +58,17 @@ impl Strategy for Volumes {
 
     fn prepare_status(new: &mut PersistentVolume, old: &PersistentVolume, now: Timestamp) {
         new.spec = old.spec.clone();
-        let before = old.status.clone().unwrap_or_default();
+        let old_status = old.status.clone().unwrap_or_default();
         let status = new.status.get_or_insert_default();
-        // It is stored in whole seconds, and compared in them.
+        // The API stores this time in whole seconds; compare what would be stored.
         let sent =
             status.last_phase_transition_time.as_ref().and_then(|t| Timestamp::from_second(t.0.as_second()).ok());
         status.last_phase_transition_time = sent.map(Time);
-        let untouched = status.last_phase_transition_time.is_none()
-            || status.last_phase_transition_time == before.last_phase_transition_time;
-        if untouched {
-            status.last_phase_transition_time = match status.phase == before.phase {
-                true => before.last_phase_transition_time,
+        let is_unchanged = status.last_phase_transition_time.is_none()
+            || status.last_phase_transition_time == old_status.last_phase_transition_time;
+        if is_unchanged {
+            status.last_phase_transition_time = match status.phase == old_status.phase {
+                true => old_status.last_phase_transition_time,
                 false => Some(Time(now)),
             };
         }
@@ -78,18 +82,18 @@ impl Strategy for Volumes {
         if spec.capacity.as_ref().is_none_or(|c| c.is_empty()) {
             errors.push(FieldError::required("spec.capacity", ""));
         } else {
-            check_storage(spec.capacity.as_ref(), "spec.capacity[storage]", &mut errors);
+            check_storage_quantity(spec.capacity.as_ref(), "spec.capacity[storage]", &mut errors);
             for key in spec.capacity.iter().flatten().map(|(k, _)| k).filter(|k| *k != "storage") {
                 errors.push(FieldError::not_supported("spec.capacity", key, &["storage"]));
             }
         }
         let policies = ["Delete", "Recycle", "Retain"];
         let policy = spec.persistent_volume_reclaim_policy.as_ref();
-        check_choice("spec.persistentVolumeReclaimPolicy", policy, &policies, &mut errors);
-        check_choice("spec.volumeMode", spec.volume_mode.as_ref(), &["Block", "Filesystem"], &mut errors);
-        check_source(spec, &mut errors);
+        check_supported("spec.persistentVolumeReclaimPolicy", policy, &policies, &mut errors);
+        check_supported("spec.volumeMode", spec.volume_mode.as_ref(), &["Block", "Filesystem"], &mut errors);
+        check_volume_source(spec, &mut errors);
         if let Some(class) = spec.storage_class_name.as_deref().filter(|c| !c.is_empty())
-            && let Err(why) = names::subdomain(class)
+            && let Err(why) = names::validate_subdomain(class)
         {
             errors.push(FieldError::invalid("spec.storageClassName", class, why));
         }
@@ -114,18 +118,19 @@ impl Strategy for Volumes {
         }
         let unspecified = PersistentVolumeSpec::default();
         let [new, old] = [new, old].map(|volume| volume.spec.as_ref().unwrap_or(&unspecified));
-        let mut allowed = source(old);
+        let mut allowed = only_source(old);
         if let (Some(allowed), Some(new)) = (&mut allowed.csi, &new.csi)
             && allowed.controller_expand_secret_ref.is_none()
         {
             allowed.controller_expand_secret_ref = new.controller_expand_secret_ref.clone();
         }
-        if source(new) != allowed {
+        if only_source(new) != allowed {
             let why = "spec.persistentvolumesource is immutable after creation";
             errors.push(FieldError::forbidden("spec.persistentvolumesource", why));
         }
-        immutable("spec.volumeMode", &new.volume_mode, &old.volume_mode, &mut errors);
-        if old.node_affinity.is_some() && new.node_affinity != old.node_affinity && !only_renames(new, old) {
+        check_immutable("spec.volumeMode", &new.volume_mode, &old.volume_mode, &mut errors);
+        if old.node_affinity.is_some() && new.node_affinity != old.node_affinity && !only_replaces_beta_labels(new, old)
+        {
             errors.push(FieldError::invalid("spec.nodeAffinity", &new.node_affinity, "field is immutable"));
         }
         if old.volume_attributes_class_name.is_some() && new.volume_attributes_class_name.is_none() {
@@ -180,7 +185,7 @@ impl Strategy for Volumes {
 }
 
 /// The names of the volume sources that are set.
-fn sources(spec: &PersistentVolumeSpec) -> Vec<&'static str> {
+fn present_sources(spec: &PersistentVolumeSpec) -> Vec<&'static str> {
     let present = [
         ("hostPath", spec.host_path.is_some()),
         ("gcePersistentDisk", spec.gce_persistent_disk.is_some()),
@@ -208,8 +213,8 @@ fn sources(spec: &PersistentVolumeSpec) -> Vec<&'static str> {
     present.into_iter().filter(|(_, set)| *set).map(|(name, _)| name).collect()
 }
 
-/// The spec with nothing but the volume source.
-fn source(spec: &PersistentVolumeSpec) -> PersistentVolumeSpec {
+/// The spec with every field cleared that is not a volume source.
+fn only_source(spec: &PersistentVolumeSpec) -> PersistentVolumeSpec {
     PersistentVolumeSpec {
         access_modes: None,
         capacity: None,
@@ -224,22 +229,22 @@ fn source(spec: &PersistentVolumeSpec) -> PersistentVolumeSpec {
     }
 }
 
-fn check_source(spec: &PersistentVolumeSpec, errors: &mut Vec<FieldError>) {
-    let found = sources(spec);
-    if found.is_empty() {
+fn check_volume_source(spec: &PersistentVolumeSpec, errors: &mut Vec<FieldError>) {
+    let sources = present_sources(spec);
+    if sources.is_empty() {
         errors.push(FieldError::required("spec", "must specify a volume type"));
     }
-    for extra in found.iter().skip(1) {
+    for extra in sources.iter().skip(1) {
         errors.push(FieldError::forbidden(format!("spec.{extra}"), "may not specify more than 1 volume type"));
     }
     if let Some(csi) = &spec.csi {
         match csi.driver.as_str() {
             "" => errors.push(FieldError::required("spec.csi.driver", "")),
-            long if long.len() > names::CSI_DRIVER => {
-                errors.push(FieldError::too_long("spec.csi.driver", names::CSI_DRIVER));
+            long if long.len() > names::MAX_CSI_DRIVER_NAME_BYTES => {
+                errors.push(FieldError::too_long("spec.csi.driver", names::MAX_CSI_DRIVER_NAME_BYTES));
             }
             driver => {
-                if let Err(why) = names::csi_driver(driver) {
+                if let Err(why) = names::validate_csi_driver_name(driver) {
                     errors.push(FieldError::invalid("spec.csi.driver", driver, why));
                 }
             }
@@ -254,7 +259,7 @@ fn check_source(spec: &PersistentVolumeSpec, errors: &mut Vec<FieldError>) {
             ("nodeStageSecretRef", &csi.node_stage_secret_ref),
             ("nodeExpandSecretRef", &csi.node_expand_secret_ref),
         ] {
-            check_secret(&format!("spec.csi.{name}"), reference.as_ref(), errors);
+            check_secret_reference(&format!("spec.csi.{name}"), reference.as_ref(), errors);
         }
     }
     if let Some(flex) = &spec.flex_volume {
@@ -293,8 +298,8 @@ fn check_source(spec: &PersistentVolumeSpec, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// Labels that nodes had under another name once.
-const RENAMED: [(&str, &str); 5] = [
+/// Beta labels of nodes and the labels that replaced them.
+const REPLACED_NODE_LABELS: [(&str, &str); 5] = [
     ("beta.kubernetes.io/os", "kubernetes.io/os"),
     ("beta.kubernetes.io/arch", "kubernetes.io/arch"),
     ("beta.kubernetes.io/instance-type", "node.kubernetes.io/instance-type"),
@@ -302,26 +307,27 @@ const RENAMED: [(&str, &str); 5] = [
     ("failure-domain.beta.kubernetes.io/region", "topology.kubernetes.io/region"),
 ];
 
-/// The affinities differ only in labels that have their new name now.
-fn only_renames(new: &PersistentVolumeSpec, old: &PersistentVolumeSpec) -> bool {
+/// True if the two node affinities differ only in beta labels that were replaced by their successors.
+fn only_replaces_beta_labels(new: &PersistentVolumeSpec, old: &PersistentVolumeSpec) -> bool {
     let terms = |spec: &PersistentVolumeSpec| {
         let required = spec.node_affinity.as_ref().and_then(|a| a.required.clone());
         required.map(|r| r.node_selector_terms).unwrap_or_default()
     };
     let (new, old) = (terms(new), terms(old));
-    let same_rules = |(new, old): (&NodeSelectorTerm, &NodeSelectorTerm)| {
-        let (now, before) = (new.match_expressions.iter().flatten(), old.match_expressions.iter().flatten());
-        now.clone().count() == before.clone().count()
+    let is_same_term = |(new, old): (&NodeSelectorTerm, &NodeSelectorTerm)| {
+        let (new_rules, old_rules) = (new.match_expressions.iter().flatten(), old.match_expressions.iter().flatten());
+        new_rules.clone().count() == old_rules.clone().count()
             && new.match_fields == old.match_fields
-            && now.zip(before).all(|(now, before)| {
-                let named = now.key == before.key || RENAMED.contains(&(before.key.as_str(), now.key.as_str()));
-                named && now.operator == before.operator && now.values == before.values
+            && new_rules.zip(old_rules).all(|(new, old)| {
+                let is_same_label =
+                    new.key == old.key || REPLACED_NODE_LABELS.contains(&(old.key.as_str(), new.key.as_str()));
+                is_same_label && new.operator == old.operator && new.values == old.values
             })
     };
-    new.len() == old.len() && new.iter().zip(&old).all(same_rules)
+    new.len() == old.len() && new.iter().zip(&old).all(is_same_term)
 }
 
-fn check_secret(path: &str, reference: Option<&SecretReference>, errors: &mut Vec<FieldError>) {
+fn check_secret_reference(path: &str, reference: Option<&SecretReference>, errors: &mut Vec<FieldError>) {
     let Some(reference) = reference else { return };
     for (part, value) in [("name", &reference.name), ("namespace", &reference.namespace)] {
         if value.as_deref().is_none_or(str::is_empty) {
@@ -342,14 +348,14 @@ mod tests {
             "csi": { "driver": "block.cleat.dev", "volumeHandle": "h" },
         });
         json_patch::merge(&mut spec, &change);
-        let mut made: PersistentVolume =
+        let mut volume: PersistentVolume =
             serde_json::from_value(json!({ "metadata": { "name": "v" }, "spec": spec })).unwrap();
-        Volumes::default(&mut made);
-        made
+        PersistentVolumeStrategy::set_defaults(&mut volume);
+        volume
     }
 
     #[test]
-    fn a_time_is_the_one_before_if_its_second_is() {
+    fn transition_times_are_compared_in_whole_seconds() {
         let at = |text: &str, phase: &str| {
             let mut volume = volume(json!({}));
             let status = json!({ "phase": phase, "lastPhaseTransitionTime": text });
@@ -358,15 +364,15 @@ mod tests {
         };
         let now = "2026-01-01T00:00:09Z";
         for (case, old, sent, want) in [
-            ("sent back as it is shown", "2026-01-01T00:00:05.5Z", "2026-01-01T00:00:05Z", now),
-            ("sent back with more", "2026-01-01T00:00:05Z", "2026-01-01T00:00:05.5Z", now),
+            ("sent back as it was received", "2026-01-01T00:00:05.5Z", "2026-01-01T00:00:05Z", now),
+            ("sent back with a fraction", "2026-01-01T00:00:05Z", "2026-01-01T00:00:05.5Z", now),
             ("the client's own", "2026-01-01T00:00:05Z", "2026-01-01T00:00:06.5Z", "2026-01-01T00:00:06Z"),
         ] {
             let mut old = at(old, "Available");
-            // As it is stored.
-            Volumes::prepare_status(&mut old, &volume(json!({})), now.parse().unwrap());
+            // Truncates the time as a write to the store does.
+            PersistentVolumeStrategy::prepare_status(&mut old, &volume(json!({})), now.parse().unwrap());
             let mut new = at(sent, "Bound");
-            Volumes::prepare_status(&mut new, &old, now.parse().unwrap());
+            PersistentVolumeStrategy::prepare_status(&mut new, &old, now.parse().unwrap());
             let time = new.status.unwrap().last_phase_transition_time.unwrap();
             assert_eq!(time.0, want.parse().unwrap(), "{case}");
         }
@@ -393,14 +399,14 @@ mod tests {
             ),
             ("local without affinity", json!({ "csi": null, "local": { "path": "/x" } }), "spec.nodeAffinity"),
         ] {
-            let errors = Volumes::validate(&volume(change));
+            let errors = PersistentVolumeStrategy::validate(&volume(change));
             assert_eq!(errors.first().map(|e| e.field.as_str()), Some(field), "{case}: {errors:?}");
         }
-        assert!(Volumes::validate(&volume(json!({}))).is_empty());
+        assert!(PersistentVolumeStrategy::validate(&volume(json!({}))).is_empty());
     }
 
     #[test]
-    fn an_affinity_once_set_changes_only_the_names_of_labels() {
+    fn a_node_affinity_changes_only_from_beta_labels() {
         let at = |key: &str, zone: &str| {
             let rule = json!({ "key": key, "operator": "In", "values": [zone] });
             json!({ "nodeAffinity": { "required": { "nodeSelectorTerms": [{ "matchExpressions": [rule] }] } } })
@@ -412,17 +418,17 @@ mod tests {
             ("the same", at(now, "a"), at(now, "a"), None),
             ("its label's new name", at(beta, "a"), at(now, "a"), None),
             ("its label's old name", at(now, "a"), at(beta, "a"), field),
-            ("another place, with the new name", at(beta, "a"), at(now, "b"), field),
+            ("another zone, with the new name", at(beta, "a"), at(now, "b"), field),
             ("another label", at(beta, "a"), at("rack", "a"), field),
             ("none any more", at(now, "a"), json!({}), field),
         ] {
-            let errors = Volumes::validate_update(&volume(after), &volume(before));
+            let errors = PersistentVolumeStrategy::validate_update(&volume(after), &volume(before));
             assert_eq!(errors.first().map(|e| e.field.as_str()), want, "{case}: {errors:?}");
         }
     }
 
     #[test]
-    fn the_source_of_a_volume_stays() {
+    fn the_source_of_a_volume_is_immutable() {
         let old = volume(json!({}));
         for (case, change, field) in [
             ("nothing", json!({}), None),
@@ -435,7 +441,7 @@ mod tests {
             ("the claim and the size", json!({ "claimRef": { "name": "c" }, "capacity": { "storage": "2Gi" } }), None),
             ("the mode", json!({ "volumeMode": "Block" }), Some("spec.volumeMode")),
         ] {
-            let errors = Volumes::validate_update(&volume(change), &old);
+            let errors = PersistentVolumeStrategy::validate_update(&volume(change), &old);
             assert_eq!(errors.first().map(|e| e.field.as_str()), field, "{case}: {errors:?}");
         }
     }

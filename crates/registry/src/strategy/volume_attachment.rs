@@ -1,22 +1,22 @@
-//! VolumeAttachment.
+//! Strategy of VolumeAttachment (storage.k8s.io/v1).
 
 use jiff::Timestamp;
 use k8s_openapi::api::storage::v1::{VolumeAttachment, VolumeError};
 use serde_json::Value;
 
-use super::immutable;
+use super::field_checks::check_immutable;
 use cleat_apimachinery::column::{self, AGE, Column, NAME};
 use cleat_apimachinery::descriptor::Descriptor;
-use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::field_error::FieldError;
 use cleat_apimachinery::kind::Strategy;
 use cleat_apimachinery::names;
 
-pub(super) struct Attachments;
+pub(super) struct VolumeAttachmentStrategy;
 
-const MESSAGE: usize = 1024;
-const METADATA: usize = 256 << 10;
+const MAX_ERROR_MESSAGE_BYTES: usize = 1024;
+const MAX_ATTACHMENT_METADATA_BYTES: usize = 256 << 10;
 
-impl Strategy for Attachments {
+impl Strategy for VolumeAttachmentStrategy {
     type Object = VolumeAttachment;
 
     fn descriptor() -> Descriptor {
@@ -35,7 +35,7 @@ impl Strategy for Attachments {
     }
 
     fn prepare_status(new: &mut VolumeAttachment, old: &VolumeAttachment, _now: Timestamp) {
-        // Unlike elsewhere, the status endpoint of this kind changes nothing but the status.
+        // Unlike that of other kinds, this status endpoint does not change metadata either.
         new.metadata = old.metadata.clone();
         new.spec = old.spec.clone();
     }
@@ -46,7 +46,7 @@ impl Strategy for Attachments {
         match spec.attacher.as_str() {
             "" => errors.push(FieldError::required("spec.attacher", "")),
             attacher => {
-                if let Err(why) = names::csi_driver(attacher) {
+                if let Err(why) = names::validate_csi_driver_name(attacher) {
                     errors.push(FieldError::invalid("spec.attacher", attacher, why));
                 }
             }
@@ -61,13 +61,13 @@ impl Strategy for Attachments {
                 errors.push(FieldError::invalid("spec.source", &spec.source, why));
             }
             (None, Some(name)) => {
-                if let Err(why) = names::subdomain(name) {
+                if let Err(why) = names::validate_subdomain(name) {
                     errors.push(FieldError::invalid("spec.source.persistentVolumeName", name, why));
                 }
             }
             (Some(_), None) => {}
         }
-        if let Err(why) = names::subdomain(&spec.node_name) {
+        if let Err(why) = names::validate_subdomain(&spec.node_name) {
             errors.push(FieldError::invalid("spec.nodeName", &spec.node_name, why));
         }
         errors
@@ -75,20 +75,20 @@ impl Strategy for Attachments {
 
     fn validate_update(new: &VolumeAttachment, old: &VolumeAttachment) -> Vec<FieldError> {
         let mut errors = Vec::new();
-        immutable("spec", &new.spec, &old.spec, &mut errors);
+        check_immutable("spec", &new.spec, &old.spec, &mut errors);
         errors
     }
 
     fn validate_status(new: &VolumeAttachment, _old: &VolumeAttachment) -> Vec<FieldError> {
         let mut errors = Vec::new();
         let status = new.status.clone().unwrap_or_default();
-        let size =
+        let total_bytes =
             |m: &std::collections::BTreeMap<String, String>| m.iter().map(|(k, v)| k.len() + v.len()).sum::<usize>();
-        if status.attachment_metadata.as_ref().map_or(0, size) > METADATA {
-            errors.push(FieldError::too_long("status.attachmentMetadata", METADATA));
+        if status.attachment_metadata.as_ref().map_or(0, total_bytes) > MAX_ATTACHMENT_METADATA_BYTES {
+            errors.push(FieldError::too_long("status.attachmentMetadata", MAX_ATTACHMENT_METADATA_BYTES));
         }
-        check_message("status.attachError", status.attach_error.as_ref(), &mut errors);
-        check_message("status.detachError", status.detach_error.as_ref(), &mut errors);
+        check_error_message("status.attachError", status.attach_error.as_ref(), &mut errors);
+        check_error_message("status.detachError", status.detach_error.as_ref(), &mut errors);
         errors
     }
 
@@ -98,7 +98,7 @@ impl Strategy for Attachments {
             Column::text("Attacher", "CSI driver that attaches the volume.").format("name"),
             Column::text("PV", "Volume that is attached."),
             Column::text("Node", "Node the volume is attached to."),
-            Column::text("Attached", "Whether the volume is attached.").of("boolean"),
+            Column::text("Attached", "Whether the volume is attached.").with_type("boolean"),
             AGE,
         ];
         COLUMNS
@@ -117,8 +117,8 @@ impl Strategy for Attachments {
     }
 }
 
-fn check_message(path: &str, error: Option<&VolumeError>, errors: &mut Vec<FieldError>) {
-    if error.and_then(|e| e.message.as_ref()).is_some_and(|m| m.len() > MESSAGE) {
-        errors.push(FieldError::too_long(format!("{path}.message"), MESSAGE));
+fn check_error_message(path: &str, error: Option<&VolumeError>, errors: &mut Vec<FieldError>) {
+    if error.and_then(|e| e.message.as_ref()).is_some_and(|m| m.len() > MAX_ERROR_MESSAGE_BYTES) {
+        errors.push(FieldError::too_long(format!("{path}.message"), MAX_ERROR_MESSAGE_BYTES));
     }
 }
