@@ -79,11 +79,11 @@ pub(super) enum ListType {
     Map(Vec<String>),
 }
 
-/// A limit, and whether it is exclusive.
+/// A limit, and whether it is exclusive; `None` if there is no limit.
 pub(super) type NumericLimit = Option<(f64, bool)>;
 
-#[derive(Debug, Default)]
 /// A schema, compiled for use at every write. Fields have the meaning of the JSON Schema keywords of the same name.
+#[derive(Debug, Default)]
 pub(crate) struct StructuralSchema {
     pub(super) value_type: Option<SchemaType>,
     pub(super) format: Option<String>,

@@ -201,7 +201,7 @@ fn check_group(group: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-fn check_names(names: &CustomResourceDefinitionNames, errors: &mut Vec<FieldError>) {
+fn check_names(requested: &CustomResourceDefinitionNames, errors: &mut Vec<FieldError>) {
     let mut check = |field: &str, name: &str| match name {
         "" => errors.push(FieldError::required(format!("spec.names.{field}"), "")),
         name => {
@@ -210,19 +210,19 @@ fn check_names(names: &CustomResourceDefinitionNames, errors: &mut Vec<FieldErro
             }
         }
     };
-    check("plural", &names.plural);
-    check("singular", names.singular.as_deref().unwrap_or_default());
-    check("kind", &names.kind);
-    check("listKind", names.list_kind.as_deref().unwrap_or_default());
-    for (i, name) in names.short_names.iter().flatten().enumerate() {
+    check("plural", &requested.plural);
+    check("singular", requested.singular.as_deref().unwrap_or_default());
+    check("kind", &requested.kind);
+    check("listKind", requested.list_kind.as_deref().unwrap_or_default());
+    for (i, name) in requested.short_names.iter().flatten().enumerate() {
         check(&format!("shortNames[{i}]"), name);
     }
-    for (i, name) in names.categories.iter().flatten().enumerate() {
+    for (i, name) in requested.categories.iter().flatten().enumerate() {
         check(&format!("categories[{i}]"), name);
     }
-    if !names.kind.is_empty() && names.list_kind.as_deref() == Some(&names.kind) {
+    if !requested.kind.is_empty() && requested.list_kind.as_deref() == Some(&requested.kind) {
         let why = "kind and listKind may not be the same";
-        errors.push(FieldError::invalid("spec.names.listKind", &names.kind, why));
+        errors.push(FieldError::invalid("spec.names.listKind", &requested.kind, why));
     }
 }
 

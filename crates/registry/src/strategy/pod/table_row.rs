@@ -37,7 +37,7 @@ pub(super) fn cells(pod: &Pod, now: Timestamp) -> Vec<Value> {
     let gates = if gates.is_empty() { String::new() } else { format!("{}/{}", met.count(), gates.len()) };
     vec![
         column::name(&pod.metadata),
-        format!("{}/{}", summary.ready, summary.total).into(),
+        format!("{}/{}", summary.ready_containers, summary.total_containers).into(),
         summary.reason.into(),
         restarts.into(),
         column::age(&pod.metadata, now),
@@ -60,8 +60,8 @@ pub(super) fn conditions(pod: &Pod) -> Option<Value> {
 
 /// What the columns Ready, Status and Restarts show.
 struct PodSummary {
-    ready: usize,
-    total: usize,
+    ready_containers: usize,
+    total_containers: usize,
     reason: String,
     restarts: i32,
     last_restart: Option<Time>,
@@ -72,8 +72,8 @@ impl PodSummary {
         let phase = status.phase.clone().unwrap_or_default();
         let sidecars = spec.init_containers.iter().flatten().filter(|c| c.restart_policy.as_deref() == Some("Always"));
         let mut summary = Self {
-            ready: 0,
-            total: spec.containers.len() + sidecars.count(),
+            ready_containers: 0,
+            total_containers: spec.containers.len() + sidecars.count(),
             reason: status.reason.clone().filter(|r| !r.is_empty()).unwrap_or(phase.clone()),
             restarts: 0,
             last_restart: None,
@@ -115,7 +115,7 @@ impl PodSummary {
                 }
                 self.reason = format!("Init:{}", termination_reason(&ended.reason, ended.signal, ended.exit_code));
             } else if is_sidecar && container.started == Some(true) {
-                self.ready += usize::from(container.ready);
+                self.ready_containers += usize::from(container.ready);
                 continue;
             } else if let Some(reason) =
                 state.waiting.and_then(|w| w.reason).filter(|r| !r.is_empty() && r != "PodInitializing")
@@ -143,7 +143,7 @@ impl PodSummary {
                 completed |= self.reason == "Completed";
             } else if container.ready && state.running.is_some() {
                 running = true;
-                self.ready += 1;
+                self.ready_containers += 1;
             }
         }
         if completed && self.reason == "Completed" && running {
