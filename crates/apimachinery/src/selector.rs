@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use cleat_api::selector::ValueRequirement;
 use cleat_store::Entry;
 use serde::Deserialize;
 
@@ -15,30 +16,8 @@ pub struct Selector {
     fields: Vec<(String, Requirement)>,
 }
 
-#[derive(Clone, Debug, PartialEq)]
-enum Requirement {
-    In(Vec<String>),
-    /// A missing value matches, too.
-    NotIn(Vec<String>),
-    Present,
-    Absent,
-    Greater(i64),
-    Less(i64),
-}
-
-impl Requirement {
-    fn matches_value(&self, value: Option<&str>) -> bool {
-        let number = || value.and_then(|v| v.parse::<i64>().ok());
-        match self {
-            Self::In(values) => value.is_some_and(|v| values.iter().any(|w| w == v)),
-            Self::NotIn(values) => value.is_none_or(|v| values.iter().all(|w| w != v)),
-            Self::Present => value.is_some(),
-            Self::Absent => value.is_none(),
-            Self::Greater(than) => number().is_some_and(|n| n > *than),
-            Self::Less(than) => number().is_some_and(|n| n < *than),
-        }
-    }
-}
+/// What a parsed selector demands of one value.
+type Requirement = ValueRequirement<'static>;
 
 impl Selector {
     pub fn parse(kind: &dyn Kind, labels: &str, fields: &str) -> Result<Self, ApiError> {
@@ -78,7 +57,7 @@ impl Selector {
             return true;
         }
         let Ok(Outer { metadata: Inner { labels } }) = serde_json::from_slice(&entry.value) else { return false };
-        self.labels.iter().all(|(key, requirement)| requirement.matches_value(labels.get(key).map(String::as_str)))
+        self.labels.iter().all(|(key, requirement)| requirement.matches(labels.get(key).map(String::as_str)))
     }
 
     fn matches_fields(&self, kind: &dyn Kind, entry: &Entry) -> bool {
@@ -87,11 +66,11 @@ impl Selector {
         let namespace = path.next().filter(|_| kind.descriptor().namespaced).unwrap_or_default();
         let mut decoded = None;
         self.fields.iter().all(|(field, requirement)| match field.as_str() {
-            "metadata.name" => requirement.matches_value(Some(name)),
-            "metadata.namespace" => requirement.matches_value(Some(namespace)),
+            "metadata.name" => requirement.matches(Some(name)),
+            "metadata.namespace" => requirement.matches(Some(namespace)),
             other => {
                 let object = decoded.get_or_insert_with(|| kind.decode(DecodeSource::Bytes(&entry.value)));
-                object.as_ref().is_ok_and(|o| requirement.matches_value(Some(&kind.selectable_value(&**o, other))))
+                object.as_ref().is_ok_and(|o| requirement.matches(Some(&kind.selectable_value(&**o, other))))
             }
         })
     }
@@ -104,7 +83,8 @@ fn parse_fields(kind: &dyn Kind, text: &str) -> Result<Vec<(String, Requirement)
             .ok_or_else(|| ApiError::BadRequest(format!("invalid selector: '{term}'; can't understand it")))?;
         let name = &term[..at];
         let value = vec![unescape(&term[at + operator.len()..])];
-        let requirement = if operator == "!=" { Requirement::NotIn(value) } else { Requirement::In(value) };
+        let requirement =
+            if operator == "!=" { Requirement::NotIn(value.into()) } else { Requirement::In(value.into()) };
         let known = name == "metadata.name"
             || (name == "metadata.namespace" && kind.descriptor().plural != "nodes")
             || kind.selectable_fields().contains(&name);
@@ -165,7 +145,7 @@ fn parse_labels(text: &str) -> Result<Vec<(String, Requirement)>, ApiError> {
         let (key, requirement) = parse_requirement(term.trim()).map_err(bad)?;
         names::validate_qualified_name(&key).map_err(|why| bad(format!("{key:?}: {why}")))?;
         if let Requirement::In(values) | Requirement::NotIn(values) = &requirement {
-            for value in values {
+            for value in values.iter() {
                 names::validate_label_value(value).map_err(|why| bad(format!("{value:?}: {why}")))?;
             }
         }
@@ -197,24 +177,24 @@ fn split_outside_parentheses(text: &str) -> Vec<&str> {
 
 fn parse_requirement(term: &str) -> Result<(String, Requirement), String> {
     if let Some(key) = term.strip_prefix('!') {
-        return Ok((key.trim().into(), Requirement::Absent));
+        return Ok((key.trim().into(), Requirement::DoesNotExist));
     }
     if let Some(open) = term.find('(') {
         let inside = term[open + 1..].strip_suffix(')').ok_or_else(|| format!("found '{term}', expected: ')'"))?;
         let values: Vec<String> = inside.split(',').map(|v| v.trim().to_owned()).collect();
         let mut words = term[..open].split_whitespace();
         return match (words.next(), words.next(), words.next()) {
-            (Some(key), Some("in"), None) => Ok((key.into(), Requirement::In(values))),
-            (Some(key), Some("notin"), None) => Ok((key.into(), Requirement::NotIn(values))),
+            (Some(key), Some("in"), None) => Ok((key.into(), Requirement::In(values.into()))),
+            (Some(key), Some("notin"), None) => Ok((key.into(), Requirement::NotIn(values.into()))),
             _ => Err(format!("found '{term}', expected: in, notin")),
         };
     }
     for (operator, make) in [
-        ("!=", (|v| Ok(Requirement::NotIn(vec![v]))) as fn(String) -> Result<Requirement, String>),
-        ("==", |v| Ok(Requirement::In(vec![v]))),
-        ("=", |v| Ok(Requirement::In(vec![v]))),
-        (">", |v| v.parse().map(Requirement::Greater).map_err(|_| format!("{v:?} is not an integer"))),
-        ("<", |v| v.parse().map(Requirement::Less).map_err(|_| format!("{v:?} is not an integer"))),
+        ("!=", (|v| Ok(Requirement::NotIn(vec![v].into()))) as fn(String) -> Result<Requirement, String>),
+        ("==", |v| Ok(Requirement::In(vec![v].into()))),
+        ("=", |v| Ok(Requirement::In(vec![v].into()))),
+        (">", |v| v.parse().map(Requirement::GreaterThan).map_err(|_| format!("{v:?} is not an integer"))),
+        ("<", |v| v.parse().map(Requirement::LessThan).map_err(|_| format!("{v:?} is not an integer"))),
     ] {
         if let Some((key, value)) = term.split_once(operator) {
             return Ok((key.trim().into(), make(value.trim().into())?));
@@ -223,7 +203,7 @@ fn parse_requirement(term: &str) -> Result<(String, Requirement), String> {
     if term.is_empty() || term.contains(char::is_whitespace) {
         return Err(format!("found '{term}', expected: identifier"));
     }
-    Ok((term.into(), Requirement::Present))
+    Ok((term.into(), Requirement::Exists))
 }
 
 #[cfg(test)]
@@ -248,11 +228,7 @@ mod tests {
             ("tier<3", false),
         ] {
             let requirements = parse_labels(text).unwrap();
-            assert_eq!(
-                requirements.iter().all(|(k, t)| t.matches_value(labels.get(k.as_str()).copied())),
-                want,
-                "{text}"
-            );
+            assert_eq!(requirements.iter().all(|(k, t)| t.matches(labels.get(k.as_str()).copied())), want, "{text}");
         }
         for text in ["a b", "app in (a", "app near (a)", "=x", ",a"] {
             assert!(parse_labels(text).is_err(), "{text}");
