@@ -99,12 +99,12 @@ fn worked() -> Duration {
 
 /// Creates per second by so many writers, each waiting for its last write, and the work of each create.
 async fn rate(clients: &[Client], name: &str) -> String {
-    let (begun, before) = (Instant::now(), worked());
+    let (started, before) = (Instant::now(), worked());
     let writers = clients.iter().enumerate().map(|(writer, client)| {
         let (client, name) = (client.clone(), name.to_owned());
         tokio::spawn(async move {
             let mut done = 0usize;
-            while begun.elapsed() < WHILE {
+            while started.elapsed() < WHILE {
                 create(&client, &format!("{name}-{writer}-{done}")).await;
                 done += 1;
             }
@@ -113,7 +113,7 @@ async fn rate(clients: &[Client], name: &str) -> String {
     });
     let done: usize = join_all(writers).await.into_iter().map(|d| d.expect("a writer")).sum();
     let work = worked().saturating_sub(before).as_secs_f64() * 1e6 / done as f64;
-    format!("{:.0}/s, {work:.0} µs of CPU each", done as f64 / begun.elapsed().as_secs_f64())
+    format!("{:.0}/s, {work:.0} µs of CPU each", done as f64 / started.elapsed().as_secs_f64())
 }
 
 async fn creates() {
@@ -179,22 +179,22 @@ async fn deliveries() {
     }
     let mut latencies = Vec::new();
     for round in 1..=WATCHED_WRITES {
-        let begun = Instant::now();
+        let started = Instant::now();
         create(&client, &format!("one-{round}")).await;
         seen.reaches(round * WATCHERS).await;
-        latencies.push(begun.elapsed());
+        latencies.push(started.elapsed());
     }
     latencies.sort();
     let median = latencies[latencies.len() / 2];
     row("one create, until the last of 1,000 watchers has it", format!("{:.1} ms", millis(median)), "");
-    let begun = Instant::now();
+    let started = Instant::now();
     join_all((0..WATCHED_WRITES).map(|i| {
         let client = client.clone();
         async move { create(&client, &format!("many-{i}")).await }
     }))
     .await;
     seen.reaches(2 * WATCHED_WRITES * WATCHERS).await;
-    let rate = (WATCHED_WRITES * WATCHERS) as f64 / begun.elapsed().as_secs_f64();
+    let rate = (WATCHED_WRITES * WATCHERS) as f64 / started.elapsed().as_secs_f64();
     row("deliveries to 1,000 watchers", format!("{rate:.0}/s"), "200,000/s");
     watchers.iter().for_each(|w| w.abort());
     server.close().await;
@@ -211,9 +211,9 @@ async fn many_objects() {
     filler.wait().expect("the filler ends");
     let mebibytes = |kib: usize| format!("{:.0} MiB", kib as f64 / 1024.0);
     row(&format!("memory after creating {count} claims"), mebibytes(parsed(&resident)), "400 MiB");
-    let begun = Instant::now();
+    let started = Instant::now();
     let (mut server, _) = start("serve", dir.path());
-    row(&format!("start with {count} claims on disk"), format!("{:.2} s", begun.elapsed().as_secs_f64()), "2 s");
+    row(&format!("start with {count} claims on disk"), format!("{:.2} s", started.elapsed().as_secs_f64()), "2 s");
     let status = format!("/proc/{}/status", server.id());
     let before = kib(&status, "VmRSS");
     row("memory after that start", mebibytes(before), "400 MiB");
@@ -222,9 +222,9 @@ async fn many_objects() {
         // From here on the highest mark is a new one.
         std::fs::write(format!("/proc/{}/clear_refs", server.id()), "5").expect("the high-water mark is reset");
         let before = kib(&status, "VmRSS");
-        let begun = Instant::now();
+        let started = Instant::now();
         let bytes = list(&client, query).await;
-        let took = begun.elapsed().as_secs_f64();
+        let took = started.elapsed().as_secs_f64();
         let grown = kib(&status, "VmHWM").saturating_sub(before);
         let size = bytes as f64 / f64::from(1 << 20);
         let figure = format!("{took:.2} s, {size:.0} MiB sent, server grew by {}", mebibytes(grown));

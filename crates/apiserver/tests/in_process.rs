@@ -51,22 +51,22 @@ async fn objects_are_created_read_changed_and_deleted() {
     let (_dir, server) = server().await;
     let maps = default_maps(server.client("test")).await;
     let post = PostParams::default();
-    let made = maps.create(&post, &config_map("a", "1")).await.unwrap();
-    assert!(made.uid().is_some() && made.creation_timestamp().is_some());
+    let created = maps.create(&post, &config_map("a", "1")).await.unwrap();
+    assert!(created.uid().is_some() && created.creation_timestamp().is_some());
     assert_eq!(reason(maps.create(&post, &config_map("a", "1")).await), (409, "AlreadyExists".into()));
 
-    let mut changed = made.clone();
+    let mut changed = created.clone();
     changed.data.as_mut().unwrap().insert("k".into(), "2".into());
     let changed = maps.replace("a", &post, &changed).await.unwrap();
-    assert_ne!(changed.resource_version(), made.resource_version());
-    assert_eq!(reason(maps.replace("a", &post, &made).await), (409, "Conflict".into()));
+    assert_ne!(changed.resource_version(), created.resource_version());
+    assert_eq!(reason(maps.replace("a", &post, &created).await), (409, "Conflict".into()));
     let again = maps.replace("a", &post, &changed).await.unwrap();
     assert_eq!(again.resource_version(), changed.resource_version(), "an update that changes nothing writes nothing");
 
     let patch = json!({ "metadata": { "labels": { "x": "y" } }, "data": { "k": null, "l": "3" } });
     let patched = maps.patch("a", &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
     assert_eq!(patched.data.unwrap().into_iter().collect::<Vec<_>>(), [("l".to_owned(), "3".to_owned())]);
-    let stale = json!({ "metadata": { "resourceVersion": made.resource_version() } });
+    let stale = json!({ "metadata": { "resourceVersion": created.resource_version() } });
     assert_eq!(reason(maps.patch("a", &PatchParams::default(), &Patch::Merge(&stale)).await), (409, "Conflict".into()));
 
     let listed = maps.list(&ListParams::default().labels("x=y")).await.unwrap();
@@ -87,8 +87,8 @@ async fn names_are_generated_and_checked() {
     let mut map = config_map("", "1");
     map.metadata.name = None;
     map.metadata.generate_name = Some("made-".into());
-    let made = maps.create(&PostParams::default(), &map).await.unwrap();
-    assert!(made.name_any().starts_with("made-") && made.name_any().len() == 10);
+    let created = maps.create(&PostParams::default(), &map).await.unwrap();
+    assert!(created.name_any().starts_with("made-") && created.name_any().len() == 10);
     let (code, why) = reason(maps.create(&PostParams::default(), &config_map("Bad_Name", "1")).await);
     assert_eq!((code, why.as_str()), (422, "Invalid"));
     let nowhere: Api<ConfigMap> = Api::namespaced(client, "nowhere");
@@ -106,13 +106,13 @@ async fn claims_get_their_class_finalizer_and_phase() {
     assert_eq!(class.reclaim_policy.as_deref(), Some("Delete"));
 
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(client, "default");
-    let made =
+    let created =
         claims.create(&PostParams::default(), &fresh(build::claim("default", "c", None, "1024Mi"))).await.unwrap();
-    let spec = made.spec.as_ref().unwrap();
+    let spec = created.spec.as_ref().unwrap();
     assert_eq!(spec.storage_class_name.as_deref(), Some("fast"));
     assert_eq!(spec.resources.as_ref().unwrap().requests.as_ref().unwrap()["storage"].0, "1Gi");
-    assert_eq!(made.finalizers(), ["kubernetes.io/pvc-protection"]);
-    assert_eq!(made.status.as_ref().unwrap().phase.as_deref(), Some("Pending"));
+    assert_eq!(created.finalizers(), ["kubernetes.io/pvc-protection"]);
+    assert_eq!(created.status.as_ref().unwrap().phase.as_deref(), Some("Pending"));
 
     // Deletion waits for the finalizer, and ends with it.
     let deleted = claims.delete("c", &DeleteParams::default()).await.unwrap().left().unwrap();
@@ -133,8 +133,8 @@ async fn status_and_the_rest_are_written_apart() {
     let volumes: Api<PersistentVolume> = Api::all(client.clone());
     let mut volume = fresh(build::volume("v", "fast", "1Gi"));
     volume.status = Some(serde_json::from_value(json!({ "phase": "Bound" })).unwrap());
-    let made = volumes.create(&post, &volume).await.unwrap();
-    assert_eq!(made.status.as_ref().unwrap().phase.as_deref(), Some("Pending"), "a client cannot choose the phase");
+    let created = volumes.create(&post, &volume).await.unwrap();
+    assert_eq!(created.status.as_ref().unwrap().phase.as_deref(), Some("Pending"), "a client cannot choose the phase");
     let both = json!({ "metadata": { "annotations": { "a": "b" } }, "spec": { "storageClassName": "other" }, "status": { "phase": "Available" } });
     let status = volumes.patch_status("v", &params, &Patch::Merge(&both)).await.unwrap();
     assert_eq!(status.status.as_ref().unwrap().phase.as_deref(), Some("Available"));
@@ -144,13 +144,13 @@ async fn status_and_the_rest_are_written_apart() {
     assert_eq!(main.status.unwrap().phase.as_deref(), Some("Available"));
 
     let attachments: Api<VolumeAttachment> = Api::all(client);
-    let made = attachments.create(&post, &fresh(build::attachment(&volume, "n"))).await.unwrap();
+    let created = attachments.create(&post, &fresh(build::attachment(&volume, "n"))).await.unwrap();
     let both = json!({ "metadata": { "annotations": { "a": "b" } }, "status": { "attached": true } });
-    let status = attachments.patch_status(&made.name_any(), &params, &Patch::Merge(&both)).await.unwrap();
+    let status = attachments.patch_status(&created.name_any(), &params, &Patch::Merge(&both)).await.unwrap();
     assert!(status.status.as_ref().unwrap().attached && status.annotations().is_empty());
     let other = json!({ "spec": { "nodeName": "m" } });
     assert_eq!(
-        reason(attachments.patch(&made.name_any(), &params, &Patch::Merge(&other)).await),
+        reason(attachments.patch(&created.name_any(), &params, &Patch::Merge(&other)).await),
         (422, "Invalid".into())
     );
 }
@@ -164,8 +164,8 @@ async fn pods_are_given_time_to_end() {
     let mut pod = fresh(build::pod("default", "free", "", &[]));
     pod.spec.as_mut().unwrap().node_name = None;
     pod.spec.as_mut().unwrap().containers[0].image.get_or_insert_with(|| "i".into());
-    let made = pods.create(&post, &pod).await.unwrap();
-    let spec = made.spec.as_ref().unwrap();
+    let created = pods.create(&post, &pod).await.unwrap();
+    let spec = created.spec.as_ref().unwrap();
     assert_eq!(spec.restart_policy.as_deref(), Some("Always"));
     assert_eq!(spec.scheduler_name.as_deref(), Some("default-scheduler"));
     pods.delete("free", &DeleteParams::default()).await.unwrap();

@@ -145,8 +145,8 @@ async fn a_node_writes_only_about_itself() {
         ("its pod's end", "DELETE", "/api/v1/namespaces/default/pods/pod-one", json!({ "gracePeriodSeconds": 0 }), 200),
         ("a role", "POST", "/apis/rbac.authorization.k8s.io/v1/clusterroles", named("x"), 403),
     ] {
-        let (code, answer) = send(&cluster.one, method, path, body).await;
-        assert_eq!(code, want, "{case}: {answer}");
+        let (code, reply) = send(&cluster.one, method, path, body).await;
+        assert_eq!(code, want, "{case}: {reply}");
     }
 }
 
@@ -158,7 +158,7 @@ async fn a_node_gets_tokens_for_its_pods_only() {
     for (case, body, want) in
         [("its pod", bound("pod-one"), 201), ("another's pod", bound("pod-two"), 403), ("no pod", json!({}), 403)]
     {
-        let (code, answer) = send(&cluster.one, "POST", path, body).await;
-        assert_eq!(code, want, "{case}: {answer}");
+        let (code, reply) = send(&cluster.one, "POST", path, body).await;
+        assert_eq!(code, want, "{case}: {reply}");
     }
 }

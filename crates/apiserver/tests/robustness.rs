@@ -58,17 +58,17 @@ impl Served {
     /// Sends these very bytes; what comes back until the server closes or has answered.
     async fn exchange(&self, request: &[u8]) -> String {
         let mut stream = self.connect().await;
-        // The server may answer and close before it has read everything.
+        // The server may reply and close before it has read everything.
         let _ = stream.write_all(request).await;
-        let mut answer = Vec::new();
+        let mut reply = Vec::new();
         let reading = async {
             let mut buffer = [0; 4096];
             while let Ok(count @ 1..) = stream.read(&mut buffer).await {
-                answer.extend_from_slice(&buffer[..count]);
+                reply.extend_from_slice(&buffer[..count]);
             }
         };
         tokio::time::timeout(WAIT, reading).await.expect("the server answers and closes");
-        String::from_utf8_lossy(&answer).into_owned()
+        String::from_utf8_lossy(&reply).into_owned()
     }
 
     async fn post(&self, path: &str, body: &[u8]) -> String {
@@ -81,14 +81,14 @@ impl Served {
     }
 
     async fn assert_alive(&self, after: &str) {
-        let answer =
+        let reply =
             self.exchange(format!("GET {MAPS} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes()).await;
-        assert!(answer.starts_with("HTTP/1.1 200"), "after {after}: {answer}");
+        assert!(reply.starts_with("HTTP/1.1 200"), "after {after}: {reply}");
     }
 }
 
-fn code(answer: &str) -> &str {
-    answer.split(' ').nth(1).unwrap_or("none")
+fn code(reply: &str) -> &str {
+    reply.split(' ').nth(1).unwrap_or("none")
 }
 
 #[tokio::test]
@@ -136,8 +136,8 @@ async fn nonsense_is_refused_and_harms_nobody() {
             "405",
         ),
     ] {
-        let answer = served.exchange(&request).await;
-        assert_eq!(code(&answer), want, "{case}: {}", answer.chars().take(200).collect::<String>());
+        let reply = served.exchange(&request).await;
+        assert_eq!(code(&reply), want, "{case}: {}", reply.chars().take(200).collect::<String>());
         served.assert_alive(case).await;
     }
     assert!(served.dir.path().join("store.redb").exists());
@@ -158,8 +158,8 @@ async fn a_patch_cannot_blow_up() {
     // Each copy doubles the object: forty of them would need a terabyte.
     let copies: Vec<String> =
         (0..40).map(|i| format!(r#"{{"op":"copy","from":"/data","path":"/data/x{i}"}}"#)).collect();
-    let answer = served.exchange(&patch(format!("[{}]", copies.join(",")).as_bytes())).await;
-    assert_eq!(code(&answer), "413", "{answer}");
+    let reply = served.exchange(&patch(format!("[{}]", copies.join(",")).as_bytes())).await;
+    assert_eq!(code(&reply), "413", "{reply}");
     let many = format!("[{}]", vec![r#"{"op":"test","path":"/data/k","value":"v"}"#; 10_001].join(","));
     assert_eq!(code(&served.exchange(&patch(many.as_bytes())).await), "413");
     served.assert_alive("patches").await;
@@ -183,14 +183,14 @@ async fn whoever_is_slow_loses_the_connection_and_nobody_else_does() {
     assert_eq!(ended(served.connect().await).await, "", "no request");
     let mut half = served.connect().await;
     half.write_all(b"GET /api HTTP/1.1\r\nhost: ").await.unwrap();
-    let answer = ended(half).await;
-    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 408"), "half a head: {answer}");
+    let reply = ended(half).await;
+    assert!(reply.is_empty() || reply.starts_with("HTTP/1.1 408"), "half a head: {reply}");
     let mut body = served.connect().await;
     let head =
         format!("POST {MAPS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{{");
     body.write_all(head.as_bytes()).await.unwrap();
-    let answer = ended(body).await;
-    assert_eq!(code(&answer), "504", "half a body: {answer}");
+    let reply = ended(body).await;
+    assert_eq!(code(&reply), "504", "half a body: {reply}");
     served.assert_alive("slow clients").await;
 }
 
@@ -203,9 +203,9 @@ async fn more_connections_than_places_wait_their_turn() {
         idle.push(served.connect().await);
     }
     // All places are taken by clients that say nothing; they lose them, and this one gets its turn.
-    let answer =
+    let reply =
         tokio::time::timeout(WAIT, served.exchange(b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"));
-    assert!(answer.await.unwrap().starts_with("HTTP/1.1 200"));
+    assert!(reply.await.unwrap().starts_with("HTTP/1.1 200"));
 }
 
 #[tokio::test]
@@ -220,13 +220,13 @@ async fn a_stranger_does_not_get_to_send_a_body() {
         .with_root_certificates(roots)
         .with_no_client_auth();
     let served = Served { tls: TlsConnector::from(Arc::new(config)), ..served };
-    // Not a byte of the body is sent, and the answer comes all the same.
+    // Not a byte of the body is sent, and the reply comes all the same.
     let head = format!("POST {MAPS} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 1000000\r\n\r\n");
     assert_eq!(code(&served.exchange(head.as_bytes()).await), "401");
 }
 
 #[tokio::test]
-async fn row_30_many_watches_on_one_connection_and_a_reader_that_stalls() {
+async fn many_watches_on_one_connection_and_a_reader_that_stalls() {
     let served = serve(Limits::default()).await;
     let socket = TcpStream::connect(served.server.address()).await.unwrap();
     let mut config = (*served.tls.config()).as_ref().clone();
@@ -284,7 +284,7 @@ async fn row_30_many_watches_on_one_connection_and_a_reader_that_stalls() {
 }
 
 #[tokio::test]
-async fn row_30_whoever_comes_when_the_server_goes_is_told_when_to_come_again() {
+async fn whoever_comes_when_the_server_goes_is_told_when_to_come_again() {
     let dir = tempfile::tempdir().unwrap();
     let server = ApiServer::open(Config::new(dir.path(), "127.0.0.1:0".parse().unwrap())).await.unwrap();
     let client = server.client("test");

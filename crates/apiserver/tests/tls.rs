@@ -88,11 +88,11 @@ async fn stopping_ends_watches_promptly() {
     for watch in &mut watches {
         assert!(tokio::time::timeout(WAIT, watch.try_next()).await.unwrap().unwrap().is_some());
     }
-    let begun = std::time::Instant::now();
+    let started = std::time::Instant::now();
     stop.cancel();
     for watch in &mut watches {
         assert!(tokio::time::timeout(WAIT, watch.try_next()).await.unwrap().unwrap().is_none());
     }
     tokio::time::timeout(WAIT, serving).await.unwrap().unwrap();
-    assert!(begun.elapsed() < Duration::from_secs(4), "no watch was waited for");
+    assert!(started.elapsed() < Duration::from_secs(4), "no watch was waited for");
 }

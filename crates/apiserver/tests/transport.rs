@@ -157,13 +157,13 @@ async fn an_object_is_treated_like_its_encoded_form() {
             let mut wanted = fresh(build::volume("v", "slow", "1Gi"));
             wanted.metadata.name = Some(name.into());
             wanted.spec.get_or_insert_default().persistent_volume_reclaim_policy = zero.clone();
-            let made = sent.write(Method::POST, "/api/v1/persistentvolumes", &wanted).await;
+            let created = sent.write(Method::POST, "/api/v1/persistentvolumes", &wanted).await;
             assert_eq!(
-                made.spec.as_ref().unwrap().persistent_volume_reclaim_policy.as_deref(),
+                created.spec.as_ref().unwrap().persistent_volume_reclaim_policy.as_deref(),
                 Some("Retain"),
                 "{name}"
             );
-            let mut changed = made.clone();
+            let mut changed = created.clone();
             changed.spec.get_or_insert_default().mount_options = Some(vec!["ro".into()]);
             let changed = bind.write(Method::PUT, &path, &changed).await;
             let mut marked = changed.clone();
@@ -176,7 +176,7 @@ async fn an_object_is_treated_like_its_encoded_form() {
                 (stored.metadata.resource_version.as_ref(), &stored.spec, &stored.status, &stored.metadata.finalizers),
                 "{name}: the reply is what is stored"
             );
-            results.push([made, changed, marked, held, stored].map(common));
+            results.push([created, changed, marked, held, stored].map(common));
             // The object goes with its last finalizer.
             volumes.delete(name, &DeleteParams::default()).await.unwrap();
             sent.patch_finalizers(&path, &[]).await;
@@ -193,14 +193,14 @@ async fn an_object_is_still_there_when_a_write_is_retried_after_a_conflict() {
     let binder = server.transport("system:cleat:binder");
     let volumes: Api<PersistentVolume> = Api::all(server.client("test"));
     volumes.create(&PostParams::default(), &fresh(build::volume("v", "slow", "1Gi"))).await.unwrap();
-    let made = volumes.get("v").await.unwrap();
+    let created = volumes.get("v").await.unwrap();
     // A write without a resourceVersion succeeds, however often the server has to retry it.
     let all = (0..32).map(|n| {
-        let mut volume = made.clone();
+        let mut volume = created.clone();
         (volume.metadata.resource_version, volume.metadata.managed_fields) = (None, None);
         volume.metadata.labels = Some([("n".to_owned(), n.to_string())].into());
         if n % 2 == 0 {
-            volume.metadata.managed_fields = made.metadata.managed_fields.clone();
+            volume.metadata.managed_fields = created.metadata.managed_fields.clone();
         }
         let body = RequestBody::Object(TypedBody::new(Box::new(volume)));
         let request = Request::put("/api/v1/persistentvolumes/v").body(body).unwrap();
@@ -233,8 +233,8 @@ async fn an_object_of_another_type_is_encoded() {
     let body = RequestBody::Object(TypedBody::new(Box::new(volume)));
     let reply = provisioner.call(Request::post("/api/v1/persistentvolumes").body(body).unwrap()).await.unwrap();
     assert_eq!(reply.status(), 201);
-    let made: PersistentVolume = serde_json::from_slice(reply.body().encoded()).unwrap();
-    assert_eq!(made.name_any(), "v");
+    let created: PersistentVolume = serde_json::from_slice(reply.body().encoded()).unwrap();
+    assert_eq!(created.name_any(), "v");
 }
 
 #[tokio::test]

@@ -300,7 +300,7 @@ async fn cut_connections_lose_and_repeat_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_5_a_watcher_that_is_too_late_lists_again() {
+async fn a_watcher_that_is_too_late_lists_again() {
     let dir = tempfile::tempdir().unwrap();
     // Hardly any history: whoever was away for a moment is too late.
     let served = serve(dir.path(), HistoryLimits { events: 3, ..HistoryLimits::default() }).await;

@@ -26,7 +26,7 @@ fn request(method: &str, path: &str, accept: &str, media: &str, body: &Value) ->
     builder.header("content-type", media).body(body).unwrap()
 }
 
-/// The answer, be it an object or a Status.
+/// The reply, be it an object or a Status.
 async fn send(client: &Client, request: http::Request<Vec<u8>>) -> (u16, Value) {
     let response = client.send(request.map(Into::into)).await.unwrap();
     let code = response.status().as_u16();
@@ -71,13 +71,13 @@ async fn the_two_conflicts_and_other_refusals() {
     let (_dir, _server, client) = server().await;
     let leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
     let lease = json!({ "metadata": { "name": "x" }, "spec": { "renewTime": "2026-01-02T03:04:05.123456Z" } });
-    let (code, made) = write(&client, "POST", leases, lease.clone()).await;
-    assert_eq!((code, &made["spec"]["renewTime"]), (201, &json!("2026-01-02T03:04:05.123456Z")));
+    let (code, created) = write(&client, "POST", leases, lease.clone()).await;
+    assert_eq!((code, &created["spec"]["renewTime"]), (201, &json!("2026-01-02T03:04:05.123456Z")));
     let details = json!({ "name": "x", "group": "coordination.k8s.io", "kind": "leases" });
     let (code, status) = write(&client, "POST", leases, lease.clone()).await;
     assert_eq!((code, &status["reason"], &status["details"]), (409, &json!("AlreadyExists"), &details));
     assert_eq!(status["message"], r#"leases.coordination.k8s.io "x" already exists"#);
-    let mut stale = made.clone();
+    let mut stale = created.clone();
     stale["metadata"]["resourceVersion"] = "1".into();
     let (code, status) = write(&client, "PUT", &format!("{leases}/x"), stale).await;
     assert_eq!((code, &status["reason"], &status["details"]), (409, &json!("Conflict"), &details));
@@ -118,9 +118,9 @@ async fn the_two_conflicts_and_other_refusals() {
 #[tokio::test]
 async fn deletion_answers_with_the_object_or_a_status() {
     let (_dir, _server, client) = server().await;
-    let (_, made) = write(&client, "POST", MAPS, map("a")).await;
+    let (_, created) = write(&client, "POST", MAPS, map("a")).await;
     let (code, status) = write(&client, "DELETE", &format!("{MAPS}/a"), Value::Null).await;
-    let details = json!({ "name": "a", "kind": "configmaps", "uid": made["metadata"]["uid"] });
+    let details = json!({ "name": "a", "kind": "configmaps", "uid": created["metadata"]["uid"] });
     assert_eq!((code, &status["status"], &status["details"]), (200, &json!("Success"), &details));
     let claims = "/api/v1/namespaces/default/persistentvolumeclaims";
     let spec = json!({ "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } });
@@ -132,7 +132,7 @@ async fn deletion_answers_with_the_object_or_a_status() {
 }
 
 #[tokio::test]
-async fn row_1_a_streaming_list_of_nothing_ends_with_its_bookmark() {
+async fn a_streaming_list_of_nothing_ends_with_its_bookmark() {
     let (_dir, _server, client) = server().await;
     let path =
         format!("{MAPS}?watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan");
@@ -220,9 +220,9 @@ async fn every_kind_lists_as_json_table_and_metadata_even_when_empty() {
 async fn dry_runs_leave_nothing_behind() {
     let (_dir, _server, client) = server().await;
     let (_, before) = get(&client, MAPS).await;
-    let (code, made) = write(&client, "POST", &format!("{MAPS}?dryRun=All"), map("a")).await;
+    let (code, created) = write(&client, "POST", &format!("{MAPS}?dryRun=All"), map("a")).await;
     assert_eq!(code, 201);
-    assert!(made["metadata"]["uid"].is_string() && made["metadata"].get("resourceVersion").is_none());
+    assert!(created["metadata"]["uid"].is_string() && created["metadata"].get("resourceVersion").is_none());
     // The server itself still writes its first objects elsewhere: only what is listed counts, not at which revision.
     assert_eq!(get(&client, MAPS).await.1["items"], before["items"]);
     let warned = request("POST", MAPS, "*/*", "", &json!({ "metadata": { "name": "b" }, "extra": 1 }));

@@ -40,7 +40,7 @@ async fn explain_knows_every_field() {
 }
 
 #[tokio::test]
-async fn row_17_lists_are_validated_and_applied() {
+async fn lists_are_validated_and_applied() {
     let kubectl = Session::start().await;
     kubectl.file("list.yaml", LIST);
     assert_eq!(kubectl.ok("apply -f list.yaml").await.matches(" created").count(), 2);
@@ -94,7 +94,7 @@ async fn server_side_apply_with_conflict_and_force() {
     assert!(conflict.contains("conflict with \"other\": .data.k"), "{conflict}");
     kubectl.ok("apply --server-side -f w.yaml --force-conflicts").await;
     assert_eq!(kubectl.ok("get cm s -o jsonpath={.data.k}").await, "w");
-    // What client-side apply made moves over without a conflict.
+    // What client-side apply created moves over without a conflict.
     kubectl.file("pod.yaml", POD);
     kubectl.ok("apply -f pod.yaml").await;
     kubectl.file("pod.yaml", &POD.replace("x:1", "x:2"));
@@ -202,15 +202,19 @@ spec:
 "#;
 
 #[tokio::test]
-async fn row_18_every_kind_passes_kubectls_own_validation() {
+async fn every_kind_passes_kubectls_own_validation() {
     let kubectl = Session::start().await;
     kubectl.file("every.yaml", EVERY_KIND);
-    let made = kubectl.ok("create --dry-run=server -f every.yaml").await;
-    assert_eq!(made.matches(" created (server dry run)").count(), made.lines().count(), "{made}");
+    let created = kubectl.ok("create --dry-run=server -f every.yaml").await;
+    assert_eq!(created.matches(" created (server dry run)").count(), created.lines().count(), "{created}");
     let listed = kubectl.ok("api-resources --verbs=create,list -o name").await;
-    assert_eq!(made.lines().count(), listed.lines().count(), "every kind that is served has its object here: {listed}");
+    assert_eq!(
+        created.lines().count(),
+        listed.lines().count(),
+        "every kind that is served has its object here: {listed}"
+    );
     let again = kubectl.ok("apply --dry-run=server -f every.yaml").await;
-    assert_eq!(again.lines().count(), made.lines().count(), "{again}");
+    assert_eq!(again.lines().count(), created.lines().count(), "{again}");
 }
 
 const DEPLOYMENT: &str = r#"
@@ -229,7 +233,7 @@ spec:
 "#;
 
 #[tokio::test]
-async fn row_19_lists_are_joined_by_their_keys() {
+async fn lists_are_joined_by_their_keys() {
     let kubectl = Session::start().await;
     kubectl.file("web.yaml", DEPLOYMENT);
     kubectl.ok("apply -f web.yaml").await;
