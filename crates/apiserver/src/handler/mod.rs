@@ -52,8 +52,9 @@ where
         Err(error) => Err(error.clone()),
         Ok(caller) => match body.read(state.limits.body).await {
             Ok(body) => {
-                let actor = Actor::Client { caller: caller.clone(), verb: info.verb };
-                Box::pin(route_request(&state, parts, route, query, body, actor, caller, closing)).await
+                let (caller, verb) = (caller.clone(), info.verb);
+                let request = AuthorizedRequest { parts, query, body, caller, verb, closing };
+                Box::pin(route_request(&state, route, request)).await
             }
             Err(error) => Err(error),
         },
@@ -99,16 +100,18 @@ pub(crate) fn unavailable() -> Response<ResponseBody> {
     reply::error(&ApiError::Unavailable)
 }
 
-async fn route_request(
-    state: &Arc<ServerState>,
+/// A request whose caller may send it.
+struct AuthorizedRequest {
     parts: Parts,
-    route: Route,
     query: Query,
     body: RequestBody,
-    actor: Actor,
-    caller: &Caller,
+    caller: Arc<Caller>,
+    verb: &'static str,
     closing: CancellationToken,
-) -> Result<Reply, ApiError> {
+}
+
+async fn route_request(state: &Arc<ServerState>, route: Route, request: AuthorizedRequest) -> Result<Reply, ApiError> {
+    let AuthorizedRequest { parts, query, body, caller, verb, closing } = request;
     let header = |name| parts.headers.get(name).and_then(|v: &http::HeaderValue| v.to_str().ok());
     let accept = header(ACCEPT);
     let kinds = state.kinds();
@@ -151,13 +154,13 @@ async fn route_request(
                 content_type,
                 user_agent: header(USER_AGENT).unwrap_or(&caller.name).to_owned(),
                 method: parts.method,
-                actor,
+                actor: Actor::Client { caller: caller.clone(), verb },
                 body,
                 encoded_object: OnceLock::new(),
                 closing,
             };
             match review::find(&target.group, &target.version, &target.plural) {
-                Some(_) => review::answer(state, &request, caller, &target).await,
+                Some(_) => review::answer(state, &request, &caller, &target).await,
                 None => endpoint::dispatch(state, request, &target).await,
             }
         }

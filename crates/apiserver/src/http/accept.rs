@@ -2,7 +2,7 @@
 
 use cleat_apimachinery::error::ApiError;
 
-/// The form of an answer.
+/// The representation of objects in a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Representation {
     /// The whole object.
@@ -89,12 +89,12 @@ mod tests {
         let metadata = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
                         application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
         for (header, reply, want) in [
-            (Some(kubectl), Shape::List, Some(Form::Table)),
-            (Some(metadata), Shape::List, Some(Form::Partial)),
-            (Some(metadata), Shape::Item, Some(Form::Plain)),
-            (Some("application/vnd.kubernetes.protobuf, */*"), Shape::List, Some(Form::Plain)),
-            (Some("application/vnd.kubernetes.protobuf"), Shape::List, None),
-            (None, Shape::Item, Some(Form::Plain)),
+            (Some(kubectl), ReplyKind::List, Some(Representation::Table)),
+            (Some(metadata), ReplyKind::List, Some(Representation::Metadata)),
+            (Some(metadata), ReplyKind::Item, Some(Representation::Full)),
+            (Some("application/vnd.kubernetes.protobuf, */*"), ReplyKind::List, Some(Representation::Full)),
+            (Some("application/vnd.kubernetes.protobuf"), ReplyKind::List, None),
+            (None, ReplyKind::Item, Some(Representation::Full)),
         ] {
             assert_eq!(negotiate(header, reply).ok(), want, "{header:?}");
         }

@@ -1,11 +1,11 @@
-//! `kubectl auth`, `kubectl create role` and `kubectl create token`, the real kubectl.
+//! `kubectl auth`, `kubectl create role` and `kubectl create token`.
 
 use crate::session::Session;
 
 #[tokio::test]
-async fn kubectl_manages_and_asks_for_rights() {
+async fn kubectl_creates_roles_and_reviews_rights() {
     let kubectl = Session::start().await;
-    let can_ask = kubectl.knows("auth", "whoami").await;
+    let can_ask = kubectl.supports("auth", "whoami").await;
     if can_ask {
         let whoami = kubectl.ok("auth whoami").await;
         assert!(whoami.contains("admin") && whoami.contains("system:masters"), "{whoami}");
@@ -42,7 +42,7 @@ async fn kubectl_manages_and_asks_for_rights() {
     let wide = kubectl.ok("get clusterrolebindings bob-lists -o wide --no-headers").await;
     assert!(wide.contains("ClusterRole/lister") && wide.contains("bob"), "{wide}");
 
-    let token = match kubectl.knows("create", "Request a service account token").await {
+    let token = match kubectl.supports("create", "Request a service account token").await {
         true => kubectl.ok("create token robot --duration=10m").await,
         false => {
             let path = "/api/v1/namespaces/default/serviceaccounts/robot/token";

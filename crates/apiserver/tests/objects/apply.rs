@@ -74,8 +74,8 @@ async fn every_write_is_recorded_for_its_field_manager() {
     assert_eq!(owned(&put, "maker"), json!({ "f:data": {} }), "the map itself is still owned by its creator");
     assert_eq!(owned(&put, "component"), Value::Null);
 
-    let nonsense = json!({ "metadata": { "managedFields": [{ "manager": "x", "operation": "Guess" }] } });
-    let (code, unchanged) = send(&client, "PATCH", &format!("{MAPS}/a"), MERGE, nonsense).await;
+    let invalid_owners = json!({ "metadata": { "managedFields": [{ "manager": "x", "operation": "Guess" }] } });
+    let (code, unchanged) = send(&client, "PATCH", &format!("{MAPS}/a"), MERGE, invalid_owners).await;
     assert_eq!((code, &unchanged), (200, &put), "invalid managedFields are ignored");
 
     let reset = json!({ "metadata": { "managedFields": [{}] } });

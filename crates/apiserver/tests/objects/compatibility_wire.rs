@@ -39,8 +39,8 @@ async fn sidecars_write_their_leases_as_protobuf() {
     assert_eq!(refused.code, 415, "other kinds are refused as protobuf");
     let uid = field(2, &field(1, b"another"));
     let options = enveloped("v1", "DeleteOptions", &uid);
-    let kept = api.send_raw("DELETE", &format!("{LEASES}/l"), &[("content-type", PROTOBUF)], &options).await;
-    assert_eq!(kept.code, 409, "preconditions work in protobuf");
+    let conflict = api.send_raw("DELETE", &format!("{LEASES}/l"), &[("content-type", PROTOBUF)], &options).await;
+    assert_eq!(conflict.code, 409, "preconditions work in protobuf");
 }
 
 #[tokio::test]
@@ -48,12 +48,12 @@ async fn every_reply_has_a_content_type() {
     let api = start().await;
     api.create(MAPS, map("a")).await;
     let object = format!("{MAPS}/a");
-    let nonsense = &b"{nonsense"[..];
+    let malformed = &b"{nonsense"[..];
     for (method, path, body) in [
         ("GET", object.as_str(), &b""[..]),
         ("GET", MAPS, b""),
-        ("POST", MAPS, nonsense),
-        ("PUT", &object, nonsense),
+        ("POST", MAPS, malformed),
+        ("PUT", &object, malformed),
         ("PATCH", &object, b"{}"),
         ("GET", "/api/v1/namespaces/default/configmaps/none", b""),
         ("GET", "/api/v1/gizmos", b""),
