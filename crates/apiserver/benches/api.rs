@@ -1,9 +1,9 @@
-//! What the API server carries: `cargo xtask bench api`.
+//! Throughput, latency and memory of the API server: `cargo xtask bench api`.
 //!
-//! Every write is durable. Writers are kube clients, inside the server's process or over TLS on the loopback. Where
-//! memory is measured the server is a process of its own: this program again, with `fill` or `serve`.
+//! Every write is durable. Writers are kube clients, in the server's process or over TLS on the loopback interface. To measure
+//! memory, the server runs in its own process: this program with the argument `fill` or `serve`.
 //!
-//! `CLEAT_BENCH_OBJECTS` sets the number of objects (100,000), TMPDIR chooses the disk.
+//! `CLEAT_BENCH_OBJECTS` sets the number of objects (default 100,000), TMPDIR the disk.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -24,8 +24,8 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims";
-/// How long each rate is taken.
-const WHILE: Duration = Duration::from_secs(5);
+/// The duration of each throughput measurement.
+const MEASURING_TIME: Duration = Duration::from_secs(5);
 const WATCHERS: usize = 1000;
 const WATCHED_WRITES: usize = 200;
 const WRITERS: usize = 64;
@@ -85,8 +85,8 @@ async fn create(client: &Client, name: &str) {
     claims.create(&PostParams::default(), &claim(name)).await.expect("the claim is created");
 }
 
-/// The time all threads of this process have worked. It does not depend on what else the machine does.
-fn worked() -> Duration {
+/// The CPU time of all threads of this process. Other processes do not affect it.
+fn cpu_time() -> Duration {
     let text = std::fs::read_to_string("/proc/self/schedstat").unwrap_or_default();
     let own = text.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0);
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
@@ -97,14 +97,14 @@ fn worked() -> Duration {
     Duration::from_nanos(all.sum::<u64>().max(own))
 }
 
-/// Creates per second by so many writers, each waiting for its last write, and the work of each create.
+/// Creates per second with one writer per client, and the CPU time per create. Each writer waits for its last write.
 async fn rate(clients: &[Client], name: &str) -> String {
-    let (begun, before) = (Instant::now(), worked());
+    let (started, before) = (Instant::now(), cpu_time());
     let writers = clients.iter().enumerate().map(|(writer, client)| {
         let (client, name) = (client.clone(), name.to_owned());
         tokio::spawn(async move {
             let mut done = 0usize;
-            while begun.elapsed() < WHILE {
+            while started.elapsed() < MEASURING_TIME {
                 create(&client, &format!("{name}-{writer}-{done}")).await;
                 done += 1;
             }
@@ -112,8 +112,8 @@ async fn rate(clients: &[Client], name: &str) -> String {
         })
     });
     let done: usize = join_all(writers).await.into_iter().map(|d| d.expect("a writer")).sum();
-    let work = worked().saturating_sub(before).as_secs_f64() * 1e6 / done as f64;
-    format!("{:.0}/s, {work:.0} µs of CPU each", done as f64 / begun.elapsed().as_secs_f64())
+    let cpu_micros = cpu_time().saturating_sub(before).as_secs_f64() * 1e6 / done as f64;
+    format!("{:.0}/s, {cpu_micros:.0} µs of CPU each", done as f64 / started.elapsed().as_secs_f64())
 }
 
 async fn creates() {
@@ -137,21 +137,21 @@ async fn creates() {
     server.close().await;
 }
 
-/// Lines that watchers have read, of all together.
+/// The number of lines that all watchers together have read.
 #[derive(Default)]
-struct Seen {
-    lines: AtomicUsize,
-    more: Notify,
+struct DeliveredLines {
+    count: AtomicUsize,
+    changed: Notify,
 }
 
-impl Seen {
-    async fn reaches(&self, count: usize) {
+impl DeliveredLines {
+    async fn wait_for(&self, count: usize) {
         loop {
-            let more = self.more.notified();
-            if self.lines.load(Ordering::Relaxed) >= count {
+            let changed = self.changed.notified();
+            if self.count.load(Ordering::Relaxed) >= count {
                 return;
             }
-            more.await;
+            changed.await;
         }
     }
 }
@@ -160,41 +160,41 @@ async fn deliveries() {
     let dir = scratch();
     let server = open(dir.path()).await;
     let client = server.client("bench");
-    let seen = Arc::new(Seen::default());
+    let delivered = Arc::new(DeliveredLines::default());
     let mut watchers = Vec::new();
     for _ in 0..WATCHERS {
         let uri = format!("{CLAIMS}?watch=1&resourceVersion=0");
         let request = http::Request::get(uri).body(Vec::new().into()).expect("a request");
         let mut body = client.send(request).await.expect("a watch").into_body();
-        let seen = seen.clone();
+        let delivered = delivered.clone();
         watchers.push(tokio::spawn(async move {
             while let Some(Ok(frame)) = body.frame().await {
                 let lines = frame.data_ref().map_or(0, |data| data.iter().filter(|b| **b == b'\n').count());
-                let before = seen.lines.fetch_add(lines, Ordering::Relaxed);
+                let before = delivered.count.fetch_add(lines, Ordering::Relaxed);
                 if before / WATCHERS != (before + lines) / WATCHERS {
-                    seen.more.notify_waiters();
+                    delivered.changed.notify_waiters();
                 }
             }
         }));
     }
     let mut latencies = Vec::new();
     for round in 1..=WATCHED_WRITES {
-        let begun = Instant::now();
+        let started = Instant::now();
         create(&client, &format!("one-{round}")).await;
-        seen.reaches(round * WATCHERS).await;
-        latencies.push(begun.elapsed());
+        delivered.wait_for(round * WATCHERS).await;
+        latencies.push(started.elapsed());
     }
     latencies.sort();
     let median = latencies[latencies.len() / 2];
     row("one create, until the last of 1,000 watchers has it", format!("{:.1} ms", millis(median)), "");
-    let begun = Instant::now();
+    let started = Instant::now();
     join_all((0..WATCHED_WRITES).map(|i| {
         let client = client.clone();
         async move { create(&client, &format!("many-{i}")).await }
     }))
     .await;
-    seen.reaches(2 * WATCHED_WRITES * WATCHERS).await;
-    let rate = (WATCHED_WRITES * WATCHERS) as f64 / begun.elapsed().as_secs_f64();
+    delivered.wait_for(2 * WATCHED_WRITES * WATCHERS).await;
+    let rate = (WATCHED_WRITES * WATCHERS) as f64 / started.elapsed().as_secs_f64();
     row("deliveries to 1,000 watchers", format!("{rate:.0}/s"), "200,000/s");
     watchers.iter().for_each(|w| w.abort());
     server.close().await;
@@ -210,21 +210,21 @@ async fn many_objects() {
     let (mut filler, resident) = start("fill", dir.path());
     filler.wait().expect("the filler ends");
     let mebibytes = |kib: usize| format!("{:.0} MiB", kib as f64 / 1024.0);
-    row(&format!("memory after creating {count} claims"), mebibytes(parsed(&resident)), "400 MiB");
-    let begun = Instant::now();
+    row(&format!("memory after creating {count} claims"), mebibytes(parse_digits(&resident)), "400 MiB");
+    let started = Instant::now();
     let (mut server, _) = start("serve", dir.path());
-    row(&format!("start with {count} claims on disk"), format!("{:.2} s", begun.elapsed().as_secs_f64()), "2 s");
+    row(&format!("start with {count} claims on disk"), format!("{:.2} s", started.elapsed().as_secs_f64()), "2 s");
     let status = format!("/proc/{}/status", server.id());
     let before = kib(&status, "VmRSS");
     row("memory after that start", mebibytes(before), "400 MiB");
     let client = over_tls(&dir.path().join("kubeconfig")).await;
     for (what, query) in [("list of all, TLS", ""), ("list of all in pages of 500, TLS", "limit=500")] {
-        // From here on the highest mark is a new one.
+        // Resets VmHWM, the peak of resident memory.
         std::fs::write(format!("/proc/{}/clear_refs", server.id()), "5").expect("the high-water mark is reset");
         let before = kib(&status, "VmRSS");
-        let begun = Instant::now();
+        let started = Instant::now();
         let bytes = list(&client, query).await;
-        let took = begun.elapsed().as_secs_f64();
+        let took = started.elapsed().as_secs_f64();
         let grown = kib(&status, "VmHWM").saturating_sub(before);
         let size = bytes as f64 / f64::from(1 << 20);
         let figure = format!("{took:.2} s, {size:.0} MiB sent, server grew by {}", mebibytes(grown));
@@ -234,7 +234,7 @@ async fn many_objects() {
     server.wait().expect("the server ends");
 }
 
-/// The bytes of the whole list, read and dropped.
+/// Reads a whole list and returns its size in bytes.
 async fn list(client: &Client, query: &str) -> usize {
     let mut bytes = 0;
     let mut token = String::new();
@@ -242,7 +242,7 @@ async fn list(client: &Client, query: &str) -> usize {
         let uri = format!("{CLAIMS}?{query}&continue={token}");
         let request = http::Request::get(uri).body(Vec::new().into()).expect("a request");
         let mut body = client.send(request).await.expect("a list").into_body();
-        // What a list says of itself stands before its items.
+        // The list's metadata comes before its items.
         let mut head = Vec::new();
         while let Some(frame) = body.frame().await {
             let frame = frame.expect("a list that ends");
@@ -261,7 +261,7 @@ async fn list(client: &Client, query: &str) -> usize {
     }
 }
 
-/// This program as a server of its own, once it has said its first line.
+/// Starts this program as a server and returns its first line of output.
 fn start(mode: &str, dir: &Path) -> (Child, String) {
     let program = std::env::current_exe().expect("this program");
     let mut child =
@@ -275,14 +275,14 @@ fn start(mode: &str, dir: &Path) -> (Child, String) {
 fn kib(file: &str, field: &str) -> usize {
     let text = std::fs::read_to_string(file).expect("a status file");
     let line = text.lines().find_map(|line| line.strip_prefix(field)).expect("the field");
-    parsed(line)
+    parse_digits(line)
 }
 
-fn parsed(text: &str) -> usize {
+fn parse_digits(text: &str) -> usize {
     text.chars().filter(char::is_ascii_digit).collect::<String>().parse().expect("a number")
 }
 
-/// Fills a data directory and says how much memory that took, in KiB.
+/// Fills a data directory and prints the resident memory in KiB.
 async fn fill(dir: &Path) {
     let server = open(dir).await;
     let client = server.client("bench");

@@ -1,4 +1,4 @@
-//! The API server alone: `cargo run -p cleat-apiserver --example serve -- DATA-DIR [ADDRESS]`, until Ctrl-C.
+//! Runs the API server alone: `cargo run -p cleat-apiserver --example serve -- DATA-DIR [ADDRESS]`, until Ctrl-C.
 
 use cleat_apiserver::{ApiServer, Config};
 use tokio_util::sync::CancellationToken;

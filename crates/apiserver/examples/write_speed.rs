@@ -1,4 +1,4 @@
-//! How long durable writes take in-process: `cargo run --release -p cleat-apiserver --example write_speed [COUNT]`.
+//! Measures the latency of durable in-process writes: `cargo run --release -p cleat-apiserver --example write_speed [COUNT]`.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ const WRITERS: usize = 64;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    // In a task, as components run; the main thread would add a hop between threads to every write.
+    // On a worker task, where components run too. On the main thread every write would switch threads.
     tokio::spawn(measure()).await?
 }
 
@@ -22,28 +22,28 @@ async fn measure() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(server.client("bench"), "default");
     let mut times = Vec::new();
     for i in 0..count {
-        let begun = Instant::now();
+        let started = Instant::now();
         claims.create(&PostParams::default(), &claim(&format!("one-{i}"))).await?;
-        times.push(begun.elapsed());
+        times.push(started.elapsed());
     }
     report("create, 1 writer", &mut times);
     for i in 0..count {
         let patch = serde_json::json!({ "status": { "phase": "Bound" } });
-        let begun = Instant::now();
+        let started = Instant::now();
         claims.patch_status(&format!("one-{i}"), &PatchParams::default(), &Patch::Merge(&patch)).await?;
-        times.push(begun.elapsed());
+        times.push(started.elapsed());
     }
     report("patch status, 1 writer", &mut times);
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut writers = tokio::task::JoinSet::new();
     for w in 0..WRITERS {
         let claims = claims.clone();
         writers.spawn(async move {
             let mut times = Vec::new();
             for i in 0..count / 4 {
-                let begun = Instant::now();
+                let started = Instant::now();
                 claims.create(&PostParams::default(), &claim(&format!("many-{w}-{i}"))).await?;
-                times.push(begun.elapsed());
+                times.push(started.elapsed());
             }
             Ok::<_, kube::Error>(times)
         });
@@ -51,7 +51,7 @@ async fn measure() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     while let Some(done) = writers.join_next().await {
         times.extend(done??);
     }
-    println!("{:.0} creates/s with {WRITERS} writers", times.len() as f64 / begun.elapsed().as_secs_f64());
+    println!("{:.0} creates/s with {WRITERS} writers", times.len() as f64 / started.elapsed().as_secs_f64());
     report("create, 64 writers", &mut times);
     drop((claims, server));
     std::fs::remove_dir_all(data)?;

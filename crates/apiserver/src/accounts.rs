@@ -6,9 +6,9 @@ use std::sync::Arc;
 use cleat_store::{Range, WatchError};
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 
-use crate::api::Api;
 use crate::endpoint::write::insert;
-use crate::http::query::Effect;
+use crate::http::query::WriteMode;
+use crate::state::ServerState;
 use cleat_apimachinery::error::ApiError;
 use cleat_apimachinery::managed_fields::Document;
 
@@ -17,11 +17,11 @@ const ACCOUNTS: &str = "/registry/serviceaccounts/";
 const DEFAULT: &str = "default";
 
 /// Follows the namespaces until the server goes away.
-pub(crate) async fn run(api: Arc<Api>) {
+pub(crate) async fn run(api: Arc<ServerState>) {
     crate::follow::follow(api, "default accounts", |api| Box::pin(follow(api))).await;
 }
 
-async fn follow(api: &Api) -> Result<(), WatchError> {
+async fn follow(api: &ServerState) -> Result<(), WatchError> {
     let Ok(snapshot) = api.store.list(Range { prefix: NAMESPACES, ..Range::default() }).await else {
         return Err(WatchError::Closed);
     };
@@ -49,7 +49,7 @@ async fn follow(api: &Api) -> Result<(), WatchError> {
 }
 
 /// Makes the account, unless the namespace is on its way out.
-async fn ensure(api: &Api, namespace: &str) {
+async fn ensure(api: &ServerState, namespace: &str) {
     let found = api.store.get(&format!("{NAMESPACES}{namespace}")).await.ok().flatten();
     let living = found
         .and_then(|entry| serde_json::from_slice::<Namespace>(&entry.value).ok())
@@ -61,8 +61,15 @@ async fn ensure(api: &Api, namespace: &str) {
     let Some(kind) = kinds.find("", "v1", "serviceaccounts") else { return };
     let mut account = ServiceAccount::default();
     account.metadata.name = Some(DEFAULT.into());
-    match insert(api, &Actor::Server, &**kind, Some(namespace), Document::unowned(Box::new(account)), Effect::Write)
-        .await
+    match insert(
+        api,
+        &Actor::Server,
+        &**kind,
+        Some(namespace),
+        Document::unowned(Box::new(account)),
+        WriteMode::Persist,
+    )
+    .await
     {
         // Forbidden and not found: the namespace began to go, or went, meanwhile.
         Ok(_) | Err(ApiError::AlreadyExists { .. } | ApiError::Forbidden { .. } | ApiError::NotFound { .. }) => {}

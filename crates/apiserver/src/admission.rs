@@ -9,7 +9,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use crate::api::Api;
+use crate::state::ServerState;
 use cleat_apimachinery::error::{ApiError, Cause};
 use cleat_apimachinery::kind::{Kind, Object, typed, typed_mut};
 
@@ -19,7 +19,7 @@ const STORAGE_CLASSES: &str = "/registry/storageclasses/";
 /// Namespaces that a cluster cannot be without.
 const IMMORTAL: [&str; 3] = ["default", "kube-system", "kube-public"];
 
-pub(crate) async fn create(api: &Api, kind: &dyn Kind, object: &mut dyn Object) -> Result<(), ApiError> {
+pub(crate) async fn create(api: &ServerState, kind: &dyn Kind, object: &mut dyn Object) -> Result<(), ApiError> {
     let d = kind.descriptor();
     if let Some(namespace) = object.meta().namespace.clone() {
         check_namespace(api, kind, object, &namespace).await?;
@@ -41,7 +41,12 @@ pub(crate) async fn create(api: &Api, kind: &dyn Kind, object: &mut dyn Object) 
     Ok(())
 }
 
-pub(crate) async fn update(api: &Api, kind: &dyn Kind, new: &mut dyn Object, old: &dyn Object) -> Result<(), ApiError> {
+pub(crate) async fn update(
+    api: &ServerState,
+    kind: &dyn Kind,
+    new: &mut dyn Object,
+    old: &dyn Object,
+) -> Result<(), ApiError> {
     let d = kind.descriptor();
     match (d.group.as_str(), d.plural.as_str()) {
         ("", "persistentvolumeclaims") => check_expansion(api, kind, typed(new), typed(old)).await,
@@ -73,7 +78,12 @@ struct EndingMeta {
     deletion_timestamp: Option<IgnoredAny>,
 }
 
-async fn check_namespace(api: &Api, kind: &dyn Kind, object: &dyn Object, namespace: &str) -> Result<(), ApiError> {
+async fn check_namespace(
+    api: &ServerState,
+    kind: &dyn Kind,
+    object: &dyn Object,
+    namespace: &str,
+) -> Result<(), ApiError> {
     let missing = || {
         let resource = cleat_apimachinery::descriptor::Resource { group: String::new(), plural: "namespaces".into() };
         ApiError::NotFound { resource, name: namespace.into() }
@@ -96,12 +106,12 @@ async fn check_namespace(api: &Api, kind: &dyn Kind, object: &dyn Object, namesp
     })
 }
 
-async fn classes(api: &Api) -> Result<Vec<StorageClass>, ApiError> {
+async fn classes(api: &ServerState) -> Result<Vec<StorageClass>, ApiError> {
     let snapshot = api.store.list(Range { prefix: STORAGE_CLASSES, ..Range::default() }).await?;
     Ok(snapshot.entries().filter_map(|e| serde_json::from_slice(&e.value).ok()).collect())
 }
 
-async fn set_default_class(api: &Api, claim: &mut PersistentVolumeClaim) -> Result<(), ApiError> {
+async fn set_default_class(api: &ServerState, claim: &mut PersistentVolumeClaim) -> Result<(), ApiError> {
     let annotated = claim.metadata.annotations.as_ref().is_some_and(|a| a.contains_key(annotation::STORAGE_CLASS_BETA));
     let spec = claim.spec.get_or_insert_default();
     if annotated || spec.storage_class_name.is_some() {
@@ -123,7 +133,7 @@ fn complete_pod(pod: &mut Pod) {
 }
 
 /// The account must be there, except `default`, which comes with the namespace and may be a moment late.
-async fn check_account(api: &Api, kind: &dyn Kind, pod: &Pod) -> Result<(), ApiError> {
+async fn check_account(api: &ServerState, kind: &dyn Kind, pod: &Pod) -> Result<(), ApiError> {
     let account = pod.spec.as_ref().and_then(|s| s.service_account_name.as_deref()).unwrap_or_default();
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     if account == "default" || api.store.get(&format!("{ACCOUNTS}{namespace}/{account}")).await?.is_some() {
@@ -171,7 +181,7 @@ fn protect(object: &mut dyn Object, finalizer: &str) {
 }
 
 async fn check_expansion(
-    api: &Api,
+    api: &ServerState,
     kind: &dyn Kind,
     new: &PersistentVolumeClaim,
     old: &PersistentVolumeClaim,

@@ -10,9 +10,9 @@ use cleat_store::{Range, WatchError};
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
-use crate::api::Api;
-use crate::endpoint::write::{Origin, modify};
-use crate::http::query::Effect;
+use crate::endpoint::write::{UpdateSource, modify};
+use crate::http::query::WriteMode;
+use crate::state::ServerState;
 use cleat_apimachinery::error::ApiError;
 use cleat_apimachinery::kind::typed_mut;
 use cleat_registry::strategy::rbac::GROUP;
@@ -20,11 +20,11 @@ use cleat_registry::strategy::rbac::GROUP;
 const CLUSTER_ROLES: &str = "/registry/clusterroles/";
 
 /// Follows the roles until the server goes away.
-pub(crate) async fn run(api: Arc<Api>) {
+pub(crate) async fn run(api: Arc<ServerState>) {
     crate::follow::follow(api, "aggregated roles", |api| Box::pin(follow(api))).await;
 }
 
-async fn follow(api: &Api) -> Result<(), WatchError> {
+async fn follow(api: &ServerState) -> Result<(), WatchError> {
     let revision = api.store.revision().await?;
     let mut watch = api.store.watch(CLUSTER_ROLES, revision).await?;
     loop {
@@ -37,7 +37,7 @@ async fn follow(api: &Api) -> Result<(), WatchError> {
 }
 
 /// Repeats `collect` until nothing changes: roles collect roles that collect roles.
-pub(crate) async fn collect_all(api: &Api) -> Result<(), ApiError> {
+pub(crate) async fn collect_all(api: &ServerState) -> Result<(), ApiError> {
     const DEPTH: usize = 8;
     for _ in 0..DEPTH {
         let before = api.store.revision().await?;
@@ -50,7 +50,7 @@ pub(crate) async fn collect_all(api: &Api) -> Result<(), ApiError> {
 }
 
 /// Writes the rules of every aggregated role whose rules are not what they should be.
-async fn collect(api: &Api) -> Result<(), ApiError> {
+async fn collect(api: &ServerState) -> Result<(), ApiError> {
     let snapshot = api.store.list(Range { prefix: CLUSTER_ROLES, ..Range::default() }).await?;
     let roles: Vec<ClusterRole> = snapshot.entries().filter_map(|e| serde_json::from_slice(&e.value).ok()).collect();
     let kinds = api.kinds();
@@ -65,7 +65,9 @@ async fn collect(api: &Api) -> Result<(), ApiError> {
         let mut change = |current: &Current<'_>| {
             Ok(current.edited(|new| typed_mut::<ClusterRole>(new).rules = Some(wanted.clone())))
         };
-        match modify(api, &Actor::Server, at, ObjectPart::Whole, Origin::Server, Effect::Write, &mut change).await {
+        match modify(api, &Actor::Server, at, ObjectPart::Whole, UpdateSource::Server, WriteMode::Persist, &mut change)
+            .await
+        {
             Ok(_) | Err(ApiError::NotFound { .. }) => {}
             Err(error) => return Err(error),
         }

@@ -11,9 +11,9 @@ use futures::future::try_join_all;
 use k8s_openapi::api::rbac::v1::{AggregationRule, ClusterRole, ClusterRoleBinding, PolicyRule, RoleRef, Subject};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 
-use crate::api::Api;
-use crate::endpoint::write::{Origin, insert, modify};
-use crate::http::query::Effect;
+use crate::endpoint::write::{UpdateSource, insert, modify};
+use crate::http::query::WriteMode;
+use crate::state::ServerState;
 use cleat_apimachinery::error::ApiError;
 use cleat_apimachinery::kind::{Object, typed_mut};
 use cleat_apimachinery::managed_fields::Document;
@@ -302,13 +302,13 @@ fn bindings() -> Vec<ClusterRoleBinding> {
 }
 
 /// All at once, so that they share commits.
-pub(crate) async fn ensure(api: &Api) -> Result<(), ApiError> {
+pub(crate) async fn ensure(api: &ServerState) -> Result<(), ApiError> {
     try_join_all(roles().into_iter().map(|role| ensure_role(api, role))).await?;
     try_join_all(bindings().into_iter().map(|binding| ensure_binding(api, binding))).await?;
     Ok(())
 }
 
-async fn ensure_role(api: &Api, role: ClusterRole) -> Result<(), ApiError> {
+async fn ensure_role(api: &ServerState, role: ClusterRole) -> Result<(), ApiError> {
     let wanted = role.rules.clone().unwrap_or_default();
     // What an aggregated role has is decided by those it collects.
     let aggregated = role.aggregation_rule.is_some();
@@ -321,7 +321,7 @@ async fn ensure_role(api: &Api, role: ClusterRole) -> Result<(), ApiError> {
     make(api, "clusterroles", Box::new(role), complete).await
 }
 
-async fn ensure_binding(api: &Api, binding: ClusterRoleBinding) -> Result<(), ApiError> {
+async fn ensure_binding(api: &ServerState, binding: ClusterRoleBinding) -> Result<(), ApiError> {
     let wanted = binding.subjects.clone().unwrap_or_default();
     let complete = |object: &mut dyn Object| {
         let held = typed_mut::<ClusterRoleBinding>(object).subjects.get_or_insert_default();
@@ -331,7 +331,7 @@ async fn ensure_binding(api: &Api, binding: ClusterRoleBinding) -> Result<(), Ap
 }
 
 async fn make(
-    api: &Api,
+    api: &ServerState,
     plural: &str,
     object: Box<dyn Object>,
     complete: impl Fn(&mut dyn Object) + Send + Sync,
@@ -339,7 +339,7 @@ async fn make(
     let kinds = api.kinds();
     let kind = kinds.find(GROUP, "v1", plural).ok_or(ApiError::NoSuchResource)?;
     let name = object.meta().name.clone().unwrap_or_default();
-    match insert(api, &Actor::Server, &**kind, None, Document::unowned(object), Effect::Write).await {
+    match insert(api, &Actor::Server, &**kind, None, Document::unowned(object), WriteMode::Persist).await {
         Err(ApiError::AlreadyExists { .. }) => {}
         other => return other.map(drop),
     }
@@ -352,7 +352,9 @@ async fn make(
         }))
     };
     let at = ObjectAddress { kind: &**kind, namespace: None, name: &name };
-    modify(api, &Actor::Server, at, ObjectPart::Whole, Origin::Server, Effect::Write, &mut change).await.map(drop)
+    modify(api, &Actor::Server, at, ObjectPart::Whole, UpdateSource::Server, WriteMode::Persist, &mut change)
+        .await
+        .map(drop)
 }
 
 #[cfg(test)]

@@ -17,10 +17,10 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, Time};
 
-use crate::api::Api;
-use crate::endpoint::delete::{Outcome, remove};
-use crate::endpoint::write::{Origin, modify};
-use crate::http::query::Effect;
+use crate::endpoint::delete::{DeleteOutcome, remove};
+use crate::endpoint::write::{UpdateSource, modify};
+use crate::http::query::WriteMode;
+use crate::state::ServerState;
 use cleat_apimachinery::error::ApiError;
 use cleat_apimachinery::kind::{Kind, typed_mut};
 use cleat_apimachinery::meta;
@@ -33,7 +33,7 @@ const DEFINITIONS: &str = "/registry/customresourcedefinitions/";
 type Served = HashMap<String, (Option<String>, Option<i64>, bool)>;
 
 /// Serves all that is established already; for the start, before anybody asks.
-pub(crate) async fn load(api: &Api) {
+pub(crate) async fn load(api: &ServerState) {
     for definition in all(api).await {
         if is_true(&definition, "Established") {
             api.catalog.define(&name(&definition), kinds(&definition));
@@ -42,7 +42,7 @@ pub(crate) async fn load(api: &Api) {
 }
 
 /// Follows the definitions until the server goes away.
-pub(crate) async fn run(api: Arc<Api>) {
+pub(crate) async fn run(api: Arc<ServerState>) {
     let closing = api.closing.clone();
     let follow = async {
         let mut served = Served::new();
@@ -57,7 +57,7 @@ pub(crate) async fn run(api: Arc<Api>) {
     closing.run_until_cancelled(follow).await;
 }
 
-async fn follow(api: &Arc<Api>, served: &mut Served) -> Result<(), WatchError> {
+async fn follow(api: &Arc<ServerState>, served: &mut Served) -> Result<(), WatchError> {
     let Ok(snapshot) = api.store.list(Range { prefix: DEFINITIONS, ..Range::default() }).await else {
         return Err(WatchError::Closed);
     };
@@ -86,7 +86,7 @@ async fn follow(api: &Arc<Api>, served: &mut Served) -> Result<(), WatchError> {
     }
 }
 
-async fn all(api: &Api) -> Vec<CustomResourceDefinition> {
+async fn all(api: &ServerState) -> Vec<CustomResourceDefinition> {
     let Ok(snapshot) = api.store.list(Range { prefix: DEFINITIONS, ..Range::default() }).await else {
         return Vec::new();
     };
@@ -102,7 +102,7 @@ fn is_true(definition: &CustomResourceDefinition, condition: &str) -> bool {
     conditions.is_some_and(|c| c.iter().any(|c| c.type_ == condition && c.status == "True"))
 }
 
-async fn settle(api: &Arc<Api>, definition: CustomResourceDefinition, served: &mut Served) {
+async fn settle(api: &Arc<ServerState>, definition: CustomResourceDefinition, served: &mut Served) {
     let name = name(&definition);
     let deleting = definition.metadata.deletion_timestamp.is_some();
     let verdict = judge(&definition, &all(api).await);
@@ -133,7 +133,7 @@ async fn settle(api: &Arc<Api>, definition: CustomResourceDefinition, served: &m
 }
 
 /// Tells in the status what became of the names.
-async fn accept(api: &Api, name: &str, verdict: &Verdict) -> Result<(), ApiError> {
+async fn accept(api: &ServerState, name: &str, verdict: &Verdict) -> Result<(), ApiError> {
     change(api, name, |definition| {
         let status = definition.status.get_or_insert_default();
         status.accepted_names = Some(verdict.accepted.clone());
@@ -173,7 +173,7 @@ fn set(conditions: &mut Vec<Condition>, kind: &str, holds: bool, reason: &str, m
 }
 
 async fn change(
-    api: &Api,
+    api: &ServerState,
     name: &str,
     edit: impl Fn(&mut CustomResourceDefinition) + Send + Sync,
 ) -> Result<(), ApiError> {
@@ -181,14 +181,16 @@ async fn change(
     let Some(kind) = kinds.find("apiextensions.k8s.io", "v1", "customresourcedefinitions") else { return Ok(()) };
     let at = ObjectAddress { kind: &**kind, namespace: None, name };
     let mut change = |current: &Current<'_>| Ok(current.edited(|new| edit(typed_mut(new))));
-    match modify(api, &Actor::Server, at, ObjectPart::Whole, Origin::Server, Effect::Write, &mut change).await {
+    match modify(api, &Actor::Server, at, ObjectPart::Whole, UpdateSource::Server, WriteMode::Persist, &mut change)
+        .await
+    {
         Ok(_) | Err(ApiError::NotFound { .. }) => Ok(()),
         Err(error) => Err(error),
     }
 }
 
 /// Deletes every object of the definition, waits for those that are held, and lets the definition go.
-async fn empty(api: &Api, definition: &CustomResourceDefinition) -> Result<(), ApiError> {
+async fn empty(api: &ServerState, definition: &CustomResourceDefinition) -> Result<(), ApiError> {
     let name = name(definition);
     let terminating = |reason: &'static str, message: &'static str, holds: bool| {
         move |definition: &mut CustomResourceDefinition| {
@@ -209,7 +211,7 @@ async fn empty(api: &Api, definition: &CustomResourceDefinition) -> Result<(), A
     .await
 }
 
-async fn clear(api: &Api, kind: &dyn Kind) -> Result<(), ApiError> {
+async fn clear(api: &ServerState, kind: &dyn Kind) -> Result<(), ApiError> {
     let d = kind.descriptor();
     let prefix = d.prefix(None);
     loop {
@@ -224,12 +226,12 @@ async fn clear(api: &Api, kind: &dyn Kind) -> Result<(), ApiError> {
                 &Actor::Server,
                 ObjectAddress { kind, namespace, name },
                 &DeleteOptions::default(),
-                Effect::Write,
+                WriteMode::Persist,
             )
             .await
             {
-                Ok(Outcome::Waiting(_)) => left += 1,
-                Ok(Outcome::Removed(_)) | Err(ApiError::NotFound { .. }) => {}
+                Ok(DeleteOutcome::Pending(_)) => left += 1,
+                Ok(DeleteOutcome::Removed(_)) | Err(ApiError::NotFound { .. }) => {}
                 Err(error) => return Err(error),
             }
         }

@@ -1,28 +1,29 @@
-//! What the server can do, told to clients: versions, groups and resources, in the legacy and the aggregated form.
+//! Discovery: the served groups, versions and resources, as separate documents and in the aggregated form.
 
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::http::accept::{AGGREGATED, wants_aggregated};
+use crate::http::accept::{AGGREGATED_DISCOVERY, wants_aggregated};
 use crate::http::reply::Reply;
 use crate::review;
 use cleat_apimachinery::descriptor::Descriptor;
 use cleat_apimachinery::error::ApiError;
 use cleat_registry::catalog::Kinds;
 
+/// The Kubernetes minor version that clients see.
 const MINOR: &str = "34";
 
-/// A subresource: its name, the kind of its body with group and version where they are not the resource's, its verbs.
-type Sub<'a> = (&'a str, &'a str, Option<(&'a str, &'a str)>, &'a [&'a str]);
+/// A subresource: its name, the kind of its body, the body's group and version if they differ from the resource's, its verbs.
+type Subresource<'a> = (&'a str, &'a str, Option<(&'a str, &'a str)>, &'a [&'a str]);
 
 /// Subresources beyond `status`, by resource of the core group.
-const SUBRESOURCES: &[(&str, Sub<'_>)] = &[
+const SUBRESOURCES: &[(&str, Subresource<'_>)] = &[
     ("pods", ("binding", "Binding", None, &["create"])),
     ("namespaces", ("finalize", "Namespace", None, &["update"])),
     ("serviceaccounts", ("token", "TokenRequest", Some(("authentication.k8s.io", "v1")), &["create"])),
 ];
 
-/// Groups with their versions, the stored kinds' and the reviews', the core group first.
+/// The groups of stored kinds and of reviews with their versions; the core group is first.
 fn all_groups(kinds: &Kinds) -> Vec<(&str, Vec<&str>)> {
     let mut groups = kinds.groups();
     for d in review::descriptors() {
@@ -111,12 +112,12 @@ pub(crate) fn resources(kinds: &Kinds, group: &str, version: &str) -> Result<Rep
             main["categories"] = json!(d.categories);
         }
         resources.push(main);
-        for (name, kind, elsewhere, verbs) in subresources(d) {
+        for (name, kind, group_version, verbs) in subresources(d) {
             let mut sub = json!({
                 "name": format!("{}/{name}", d.plural), "singularName": "", "namespaced": d.namespaced,
                 "kind": kind, "verbs": verbs,
             });
-            if let Some((group, version)) = elsewhere {
+            if let Some((group, version)) = group_version {
                 sub["group"] = group.into();
                 sub["version"] = version.into();
             }
@@ -134,28 +135,28 @@ pub(crate) fn resources(kinds: &Kinds, group: &str, version: &str) -> Result<Rep
     Ok(Reply::json(StatusCode::OK, &body))
 }
 
-fn subresources(d: &Descriptor) -> Vec<Sub<'_>> {
-    let of = SUBRESOURCES.iter().filter(|(plural, _)| *plural == d.plural && d.group.is_empty());
-    let mut found: Vec<Sub<'_>> = of.map(|(_, sub)| *sub).collect();
-    let shown: &[&str] = &["get", "patch", "update"];
+fn subresources(d: &Descriptor) -> Vec<Subresource<'_>> {
+    let of_resource = SUBRESOURCES.iter().filter(|(plural, _)| *plural == d.plural && d.group.is_empty());
+    let mut found: Vec<Subresource<'_>> = of_resource.map(|(_, sub)| *sub).collect();
+    let verbs: &[&str] = &["get", "patch", "update"];
     if d.scale.is_some() {
-        found.push(("scale", "Scale", Some(("autoscaling", "v1")), shown));
+        found.push(("scale", "Scale", Some(("autoscaling", "v1")), verbs));
     }
     if d.has_status {
-        found.push(("status", &d.kind, None, shown));
+        found.push(("status", &d.kind, None, verbs));
     }
     found
 }
 
 fn aggregated(kinds: &Kinds, wanted: impl Fn(&str) -> bool) -> Reply {
-    // Group and version are left empty where they are those of the document around them.
+    // Group and version are empty if they are those of the surrounding document.
     let response_kind = |kind: &str| json!({ "group": "", "version": "", "kind": kind });
     let resource = |d: &Descriptor| {
         let subresources: Vec<Value> = subresources(d)
             .into_iter()
-            .map(|(name, body, elsewhere, verbs)| {
+            .map(|(name, body, group_version, verbs)| {
                 let mut kind = response_kind(body);
-                if let Some((group, version)) = elsewhere {
+                if let Some((group, version)) = group_version {
                     kind["group"] = group.into();
                     kind["version"] = version.into();
                 }
@@ -196,5 +197,5 @@ fn aggregated(kinds: &Kinds, wanted: impl Fn(&str) -> bool) -> Reply {
     let body = json!({
         "kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items,
     });
-    Reply { content_type: AGGREGATED, ..Reply::json(StatusCode::OK, &body) }
+    Reply { content_type: AGGREGATED_DISCOVERY, ..Reply::json(StatusCode::OK, &body) }
 }

@@ -8,14 +8,14 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, Time};
 use serde::Deserialize;
 
-use crate::api::Api;
+use crate::state::ServerState;
 
 const EVENTS: &str = "/registry/events/";
 const LIFETIME: Duration = Duration::from_secs(3600);
 const PERIOD: Duration = Duration::from_secs(60);
 
 /// Sweeps until the server goes away.
-pub(crate) async fn run(api: Arc<Api>) {
+pub(crate) async fn run(api: Arc<ServerState>) {
     let closing = api.closing.clone();
     let mut pause = Duration::ZERO;
     while closing.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
@@ -24,7 +24,7 @@ pub(crate) async fn run(api: Arc<Api>) {
 }
 
 /// Says how long there will be nothing to do.
-async fn sweep(api: &Api, now: Timestamp) -> Duration {
+async fn sweep(api: &ServerState, now: Timestamp) -> Duration {
     let Ok(snapshot) = api.store.list(Range { prefix: EVENTS, ..Range::default() }).await else { return PERIOD };
     // An event that comes after this is heard of after it.
     let mut oldest = now;

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use cleat_store::WatchError;
 use futures::future::BoxFuture;
 
-use crate::api::Api;
+use crate::state::ServerState;
 
 /// Runs `follow` again and again. It ends by itself only with an error: the store's end, or a watch that is too late.
-pub(crate) async fn follow<F>(api: Arc<Api>, what: &'static str, follow: F)
+pub(crate) async fn follow<F>(api: Arc<ServerState>, what: &'static str, follow: F)
 where
-    F: for<'a> Fn(&'a Api) -> BoxFuture<'a, Result<(), WatchError>>,
+    F: for<'a> Fn(&'a ServerState) -> BoxFuture<'a, Result<(), WatchError>>,
 {
     let following = async {
         loop {

@@ -1,5 +1,5 @@
-//! Requests from components in the same process. They pass the same authorization, admission and validation as requests over
-//! HTTP.
+//! Requests from components in the same process. Their user is fixed when the transport is created; after that they pass the
+//! same authorization, admission and validation as requests over HTTP.
 
 use std::sync::{Arc, Weak};
 
@@ -12,28 +12,29 @@ use futures::stream;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
 
-use crate::api::Api;
 use crate::handler;
-use crate::http::body::ApiBody;
+use crate::http::body::ResponseBody;
+use crate::state::ServerState;
 
 /// One user's connection to the server. Once the server is closed, every request is answered 503 Service Unavailable.
 pub(crate) struct LocalTransport {
-    api: Weak<Api>,
+    state: Weak<ServerState>,
     peer: Peer,
 }
 
 impl LocalTransport {
-    pub(crate) fn new(api: &Arc<Api>, caller: Caller) -> Self {
-        Self { api: Arc::downgrade(api), peer: Peer::Internal(Arc::new(caller)) }
+    pub(crate) fn new(state: &Arc<ServerState>, caller: Caller) -> Self {
+        Self { state: Arc::downgrade(state), peer: Peer::Internal(Arc::new(caller)) }
     }
 
-    async fn handle(&self, request: Request<RequestBody>) -> Response<ApiBody> {
-        // Many replies are ready without waiting: a caller that sends one request after another must yield to other tasks.
+    async fn handle(&self, request: Request<RequestBody>) -> Response<ResponseBody> {
+        // Many replies are ready without waiting. Without this, a caller that sends one request after another would never yield to
+        // other tasks.
         tokio::task::consume_budget().await;
-        match self.api.upgrade() {
-            Some(api) => {
-                let closing = api.closing.clone();
-                handler::handle(api, request, self.peer.clone(), closing).await
+        match self.state.upgrade() {
+            Some(state) => {
+                let closing = state.closing.clone();
+                handler::handle(state, request, self.peer.clone(), closing).await
             }
             None => handler::unavailable(),
         }
@@ -45,9 +46,9 @@ impl Transport for LocalTransport {
         Box::pin(async move {
             let (parts, body) = self.handle(request).await.into_parts();
             let body = match body {
-                ApiBody::Full(bytes) => ReplyBody::Encoded(bytes.unwrap_or_default()),
-                ApiBody::Object(object) => ReplyBody::Object(object),
-                ApiBody::Stream(_) => match body.collect().await {
+                ResponseBody::Full(bytes) => ReplyBody::Encoded(bytes.unwrap_or_default()),
+                ResponseBody::Object(object) => ReplyBody::Object(object),
+                ResponseBody::Stream(_) => match body.collect().await {
                     Ok(collected) => ReplyBody::Encoded(collected.to_bytes()),
                     Err(never) => match never {},
                 },
@@ -60,9 +61,9 @@ impl Transport for LocalTransport {
         Box::pin(async move {
             let response = self.handle(request.map(|()| RequestBody::encoded(Bytes::new()))).await;
             Ok(response.map(|body| match body {
-                ApiBody::Full(bytes) => stream::iter(bytes.map(Ok)).boxed(),
-                ApiBody::Object(_) => stream::empty().boxed(),
-                ApiBody::Stream(chunks) => chunks.map(Ok).boxed(),
+                ResponseBody::Full(bytes) => stream::iter(bytes.map(Ok)).boxed(),
+                ResponseBody::Object(_) => stream::empty().boxed(),
+                ResponseBody::Stream(chunks) => chunks.map(Ok).boxed(),
             }))
         })
     }

@@ -20,9 +20,9 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::api::Api;
 use crate::handler;
 use crate::http::body::HttpBody;
+use crate::state::ServerState;
 use cleat_auth::authenticate::{Caller, Peer};
 use cleat_auth::pki::Pki;
 
@@ -65,7 +65,12 @@ pub(crate) fn acceptor(pki: &Pki) -> Result<TlsAcceptor, TlsError> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-pub(crate) async fn serve(api: Arc<Api>, listener: Arc<TcpListener>, tls: TlsAcceptor, stop: CancellationToken) {
+pub(crate) async fn serve(
+    api: Arc<ServerState>,
+    listener: Arc<TcpListener>,
+    tls: TlsAcceptor,
+    stop: CancellationToken,
+) {
     let connections = TaskTracker::new();
     let places = Arc::new(Semaphore::new(api.limits.connections));
     loop {
@@ -102,7 +107,12 @@ async fn pause_after(error: &io::Error) {
     tokio::time::sleep(Duration::from_millis(100)).await;
 }
 
-async fn connection(api: Arc<Api>, socket: TcpStream, tls: TlsAcceptor, stop: CancellationToken) -> Result<(), String> {
+async fn connection(
+    api: Arc<ServerState>,
+    socket: TcpStream,
+    tls: TlsAcceptor,
+    stop: CancellationToken,
+) -> Result<(), String> {
     // Watch events are small and must not wait for more.
     socket.set_nodelay(true).map_err(|e| e.to_string())?;
     let limits = api.limits;

@@ -1,4 +1,4 @@
-//! What a node may do: its own objects, the pods placed on it, and what those refer to.
+//! The rights of a node: its own objects, the pods assigned to it, and the objects that those pods use.
 
 #![allow(clippy::unwrap_used)]
 
@@ -27,7 +27,7 @@ struct Cluster {
     one: Client,
 }
 
-/// Two nodes, `one` and `two`, with a pod each that uses a secret of its own.
+/// Two nodes, `one` and `two`. Each has a pod with its own secret, claim and volume.
 async fn cluster() -> Cluster {
     let dir = tempfile::tempdir().unwrap();
     let server = ApiServer::open(Config::new(dir.path(), "127.0.0.1:0".parse().unwrap())).await.unwrap();
@@ -60,7 +60,7 @@ async fn cluster() -> Cluster {
 }
 
 #[tokio::test]
-async fn a_node_reads_what_its_pods_need_and_nothing_else() {
+async fn a_node_reads_only_the_objects_its_pods_use() {
     let cluster = cluster().await;
     let in_default = |kind: &str, name: &str| format!("/api/v1/namespaces/default/{kind}/{name}");
     for (path, want) in [
@@ -89,11 +89,11 @@ async fn a_node_reads_what_its_pods_need_and_nothing_else() {
     let gone = json!({ "gracePeriodSeconds": 0 });
     assert_eq!(send(&cluster.admin, "DELETE", &in_default("pods", "pod-one"), gone).await.0, 200);
     let path = in_default("secrets", "secret-one");
-    assert_eq!(send(&cluster.one, "GET", &path, Value::Null).await.0, 403, "no pod needs it any more");
+    assert_eq!(send(&cluster.one, "GET", &path, Value::Null).await.0, 403, "no pod of the node uses it any more");
 }
 
 #[tokio::test]
-async fn a_node_writes_only_about_itself() {
+async fn a_node_writes_only_its_own_objects_and_pods() {
     let cluster = cluster().await;
     let label = |key: &str| json!({ "metadata": { "labels": { key: "x" } } });
     let condition = json!({ "status": { "conditions": [{ "type": "Ready", "status": "True" }] } });
@@ -106,8 +106,8 @@ async fn a_node_writes_only_about_itself() {
     let taint = json!({ "spec": { "taints": [{ "key": "k", "effect": "NoSchedule" }] } });
     for (case, method, path, body, want) in [
         ("its own label", "PATCH", "/api/v1/nodes/one", label("example.com/a"), 200),
-        ("a label of its kind", "PATCH", "/api/v1/nodes/one", label("topology.kubernetes.io/zone"), 200),
-        ("a label that steers pods", "PATCH", "/api/v1/nodes/one", label("node-restriction.kubernetes.io/a"), 403),
+        ("a topology label", "PATCH", "/api/v1/nodes/one", label("topology.kubernetes.io/zone"), 200),
+        ("a restricted label", "PATCH", "/api/v1/nodes/one", label("node-restriction.kubernetes.io/a"), 403),
         ("a taint", "PATCH", "/api/v1/nodes/one", taint, 403),
         ("another node", "PATCH", "/api/v1/nodes/two", label("example.com/a"), 403),
         ("its status", "PATCH", "/api/v1/nodes/one/status", condition.clone(), 200),
@@ -132,9 +132,9 @@ async fn a_node_writes_only_about_itself() {
             json!({ "status": { "phase": "Failed" } }),
             403,
         ),
-        ("another's pod's end", "DELETE", "/api/v1/namespaces/default/pods/pod-two", Value::Null, 403),
+        ("deleting another's pod", "DELETE", "/api/v1/namespaces/default/pods/pod-two", Value::Null, 403),
         (
-            "a pod of its own making",
+            "a pod that is no mirror",
             "POST",
             PODS,
             json!({ "metadata": { "name": "x" }, "spec": { "nodeName": "one", "containers": [{ "name": "c", "image": "i" }] } }),
@@ -142,11 +142,17 @@ async fn a_node_writes_only_about_itself() {
         ),
         ("a mirror of another's", "POST", PODS, mirror("two"), 403),
         ("a mirror of its own", "POST", PODS, mirror("one"), 201),
-        ("its pod's end", "DELETE", "/api/v1/namespaces/default/pods/pod-one", json!({ "gracePeriodSeconds": 0 }), 200),
+        (
+            "deleting its pod",
+            "DELETE",
+            "/api/v1/namespaces/default/pods/pod-one",
+            json!({ "gracePeriodSeconds": 0 }),
+            200,
+        ),
         ("a role", "POST", "/apis/rbac.authorization.k8s.io/v1/clusterroles", named("x"), 403),
     ] {
-        let (code, answer) = send(&cluster.one, method, path, body).await;
-        assert_eq!(code, want, "{case}: {answer}");
+        let (code, reply) = send(&cluster.one, method, path, body).await;
+        assert_eq!(code, want, "{case}: {reply}");
     }
 }
 
@@ -158,7 +164,7 @@ async fn a_node_gets_tokens_for_its_pods_only() {
     for (case, body, want) in
         [("its pod", bound("pod-one"), 201), ("another's pod", bound("pod-two"), 403), ("no pod", json!({}), 403)]
     {
-        let (code, answer) = send(&cluster.one, "POST", path, body).await;
-        assert_eq!(code, want, "{case}: {answer}");
+        let (code, reply) = send(&cluster.one, "POST", path, body).await;
+        assert_eq!(code, want, "{case}: {reply}");
     }
 }

@@ -1,4 +1,4 @@
-//! The published description of the API, as clients fetch and cache it.
+//! The OpenAPI documents: complete references, caching by hash, JSON and protobuf.
 
 #![allow(clippy::unwrap_used)]
 
@@ -47,7 +47,7 @@ async fn every_kind_is_described_completely() {
         assert!(!found.is_empty(), "{path}");
         for reference in found {
             let pointer = reference.strip_prefix('#').unwrap();
-            assert!(document.pointer(pointer).is_some(), "{path}: {reference} leads nowhere");
+            assert!(document.pointer(pointer).is_some(), "{path}: {reference} does not exist");
         }
         for (url, item) in document["paths"].as_object().unwrap() {
             let Some(patch) = item.get("patch") else { continue };
@@ -59,7 +59,7 @@ async fn every_kind_is_described_completely() {
             let schemas = document["components"]["schemas"].as_object().unwrap();
             let described = schemas.values().any(|s| s["x-kubernetes-group-version-kind"] == json!([kind]));
             let strategic = content.get("application/strategic-merge-patch+json").is_some();
-            assert!(described || !strategic, "{url}: a client merges by a description that is not there");
+            assert!(described || !strategic, "{url}: strategic merge without a schema");
         }
     }
     let core = json(&client, "/openapi/v3/api/v1").await;
@@ -93,7 +93,7 @@ async fn documents_are_cached_by_their_hash() {
 }
 
 #[tokio::test]
-async fn version_two_comes_in_both_forms() {
+async fn openapi_v2_is_served_as_json_and_protobuf() {
     let (_dir, _server, client) = server().await;
     let document = json(&client, "/openapi/v2").await;
     assert_eq!(document["swagger"], "2.0");

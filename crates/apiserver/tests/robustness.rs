@@ -1,4 +1,4 @@
-//! Clients that are slow, greedy or out of their minds: none takes the server down, and others are served meanwhile.
+//! Slow, greedy and malformed clients: none stops the server, and other clients are served meanwhile.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,23 +14,23 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-const WAIT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
-struct Served {
+struct TestServer {
     dir: tempfile::TempDir,
     server: ApiServer,
     tls: TlsConnector,
 }
 
-async fn serve(limits: Limits) -> Served {
+async fn serve(limits: Limits) -> TestServer {
     let dir = tempfile::tempdir().unwrap();
     let mut config = Config::new(dir.path(), "127.0.0.1:0".parse().unwrap());
     config.limits = limits;
     let server = ApiServer::open(config).await.unwrap();
     tokio::spawn(server.serve(CancellationToken::new()));
     let tls = connector(dir.path());
-    Served { dir, server, tls }
+    TestServer { dir, server, tls }
 }
 
 fn connector(data: &std::path::Path) -> TlsConnector {
@@ -49,26 +49,26 @@ fn connector(data: &std::path::Path) -> TlsConnector {
     TlsConnector::from(Arc::new(config))
 }
 
-impl Served {
+impl TestServer {
     async fn connect(&self) -> TlsStream<TcpStream> {
         let socket = TcpStream::connect(self.server.address()).await.unwrap();
         self.tls.connect(ServerName::try_from("localhost").unwrap(), socket).await.unwrap()
     }
 
-    /// Sends these very bytes; what comes back until the server closes or has answered.
+    /// Sends the bytes and returns everything the server sends until it closes the connection.
     async fn exchange(&self, request: &[u8]) -> String {
         let mut stream = self.connect().await;
-        // The server may answer and close before it has read everything.
+        // The server may reply and close the connection before it has read the whole request.
         let _ = stream.write_all(request).await;
-        let mut answer = Vec::new();
+        let mut reply = Vec::new();
         let reading = async {
             let mut buffer = [0; 4096];
             while let Ok(count @ 1..) = stream.read(&mut buffer).await {
-                answer.extend_from_slice(&buffer[..count]);
+                reply.extend_from_slice(&buffer[..count]);
             }
         };
-        tokio::time::timeout(WAIT, reading).await.expect("the server answers and closes");
-        String::from_utf8_lossy(&answer).into_owned()
+        tokio::time::timeout(TIMEOUT, reading).await.expect("the server answers and closes");
+        String::from_utf8_lossy(&reply).into_owned()
     }
 
     async fn post(&self, path: &str, body: &[u8]) -> String {
@@ -81,18 +81,18 @@ impl Served {
     }
 
     async fn assert_alive(&self, after: &str) {
-        let answer =
+        let reply =
             self.exchange(format!("GET {MAPS} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes()).await;
-        assert!(answer.starts_with("HTTP/1.1 200"), "after {after}: {answer}");
+        assert!(reply.starts_with("HTTP/1.1 200"), "after {after}: {reply}");
     }
 }
 
-fn code(answer: &str) -> &str {
-    answer.split(' ').nth(1).unwrap_or("none")
+fn code(reply: &str) -> &str {
+    reply.split(' ').nth(1).unwrap_or("none")
 }
 
 #[tokio::test]
-async fn nonsense_is_refused_and_harms_nobody() {
+async fn malformed_requests_are_refused_and_the_server_goes_on() {
     let served = serve(Limits::default()).await;
     let nested = |open: &str, close: &str| {
         let depth = 100_000;
@@ -104,8 +104,8 @@ async fn nonsense_is_refused_and_harms_nobody() {
         ("nested objects", nested(r#"{"a":"#, "}"), "400"),
         ("unclosed", b"[".repeat(1 << 20), "400"),
         ("over 3 MiB", big, "413"),
-        ("bytes that are no text", b"{\"metadata\":{\"name\":\"\xff\xfe\"}}".to_vec(), "400"),
-        ("a number out of this world", br#"{"metadata":{"name":"a","generation":1e999999}}"#.to_vec(), "400"),
+        ("invalid UTF-8", b"{\"metadata\":{\"name\":\"\xff\xfe\"}}".to_vec(), "400"),
+        ("a number out of range", br#"{"metadata":{"name":"a","generation":1e999999}}"#.to_vec(), "400"),
     ] {
         assert_eq!(code(&served.post(MAPS, &body).await), want, "{case}");
         served.assert_alive(case).await;
@@ -114,8 +114,8 @@ async fn nonsense_is_refused_and_harms_nobody() {
     let long = |n: usize| "x".repeat(n);
     let headers = "a: b\r\n".repeat(500);
     for (case, request, want) in [
-        ("a selector without end", get(&format!("{MAPS}?labelSelector={}a", "a,".repeat(20_000))), "200"),
-        ("a query without end", get(&format!("{MAPS}?x={}", long(100_000))), "414"),
+        ("a very long selector", get(&format!("{MAPS}?labelSelector={}a", "a,".repeat(20_000))), "200"),
+        ("a very long query", get(&format!("{MAPS}?x={}", long(100_000))), "414"),
         ("a path of broken escapes", get("/api/v1/namespaces/%ff%fe/configmaps/%zz"), "404"),
         ("a query of broken escapes", get(&format!("{MAPS}?labelSelector=%ff%fe%zz")), "400"),
         ("many headers", format!("GET {MAPS} HTTP/1.1\r\nhost: x\r\n{headers}\r\n").into_bytes(), "431"),
@@ -136,15 +136,15 @@ async fn nonsense_is_refused_and_harms_nobody() {
             "405",
         ),
     ] {
-        let answer = served.exchange(&request).await;
-        assert_eq!(code(&answer), want, "{case}: {}", answer.chars().take(200).collect::<String>());
+        let reply = served.exchange(&request).await;
+        assert_eq!(code(&reply), want, "{case}: {}", reply.chars().take(200).collect::<String>());
         served.assert_alive(case).await;
     }
     assert!(served.dir.path().join("store.redb").exists());
 }
 
 #[tokio::test]
-async fn a_patch_cannot_blow_up() {
+async fn a_patch_cannot_grow_without_limit() {
     let served = serve(Limits::default()).await;
     assert_eq!(code(&served.post(MAPS, br#"{"metadata":{"name":"a"},"data":{"k":"v"}}"#).await), "201");
     let patch = |body: &[u8]| {
@@ -158,58 +158,60 @@ async fn a_patch_cannot_blow_up() {
     // Each copy doubles the object: forty of them would need a terabyte.
     let copies: Vec<String> =
         (0..40).map(|i| format!(r#"{{"op":"copy","from":"/data","path":"/data/x{i}"}}"#)).collect();
-    let answer = served.exchange(&patch(format!("[{}]", copies.join(",")).as_bytes())).await;
-    assert_eq!(code(&answer), "413", "{answer}");
+    let reply = served.exchange(&patch(format!("[{}]", copies.join(",")).as_bytes())).await;
+    assert_eq!(code(&reply), "413", "{reply}");
     let many = format!("[{}]", vec![r#"{"op":"test","path":"/data/k","value":"v"}"#; 10_001].join(","));
     assert_eq!(code(&served.exchange(&patch(many.as_bytes())).await), "413");
     served.assert_alive("patches").await;
 }
 
 #[tokio::test]
-async fn whoever_is_slow_loses_the_connection_and_nobody_else_does() {
+async fn slow_clients_lose_their_connection_and_others_are_served() {
     let quick = Duration::from_millis(300);
     let limits = Limits { handshake: quick, headers: quick, body: quick, ..Limits::default() };
     let served = serve(limits).await;
     let ended = |mut stream: TlsStream<TcpStream>| async move {
         let mut rest = Vec::new();
-        let read = tokio::time::timeout(WAIT, stream.read_to_end(&mut rest)).await;
-        assert!(read.is_ok(), "the server waits no longer");
+        let read = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut rest)).await;
+        assert!(read.is_ok(), "the server closes the connection");
         String::from_utf8_lossy(&rest).into_owned()
     };
     let mut silent = TcpStream::connect(served.server.address()).await.unwrap();
     let mut byte = [0];
-    let closed = tokio::time::timeout(WAIT, silent.read(&mut byte)).await.expect("no handshake, no connection");
+    let closed = tokio::time::timeout(TIMEOUT, silent.read(&mut byte)).await.expect("no handshake, no connection");
     assert!(matches!(closed, Ok(0) | Err(_)));
     assert_eq!(ended(served.connect().await).await, "", "no request");
     let mut half = served.connect().await;
     half.write_all(b"GET /api HTTP/1.1\r\nhost: ").await.unwrap();
-    let answer = ended(half).await;
-    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 408"), "half a head: {answer}");
+    let reply = ended(half).await;
+    assert!(reply.is_empty() || reply.starts_with("HTTP/1.1 408"), "half a head: {reply}");
     let mut body = served.connect().await;
     let head =
         format!("POST {MAPS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{{");
     body.write_all(head.as_bytes()).await.unwrap();
-    let answer = ended(body).await;
-    assert_eq!(code(&answer), "504", "half a body: {answer}");
+    let reply = ended(body).await;
+    assert_eq!(code(&reply), "504", "half a body: {reply}");
     served.assert_alive("slow clients").await;
 }
 
 #[tokio::test]
-async fn more_connections_than_places_wait_their_turn() {
+async fn connections_beyond_the_limit_wait() {
     let headers = Duration::from_millis(500);
     let served = serve(Limits { connections: 4, headers, ..Limits::default() }).await;
     let mut idle = Vec::new();
     for _ in 0..4 {
         idle.push(served.connect().await);
     }
-    // All places are taken by clients that say nothing; they lose them, and this one gets its turn.
-    let answer =
-        tokio::time::timeout(WAIT, served.exchange(b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"));
-    assert!(answer.await.unwrap().starts_with("HTTP/1.1 200"));
+    // Idle clients hold all connections. They time out, and then this client is accepted.
+    let reply = tokio::time::timeout(
+        TIMEOUT,
+        served.exchange(b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"),
+    );
+    assert!(reply.await.unwrap().starts_with("HTTP/1.1 200"));
 }
 
 #[tokio::test]
-async fn a_stranger_does_not_get_to_send_a_body() {
+async fn the_body_of_an_unauthenticated_request_is_not_read() {
     let served = serve(Limits::default()).await;
     let mut roots = rustls::RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(served.dir.path().join("pki/ca.crt")).unwrap()).unwrap();
@@ -219,14 +221,14 @@ async fn a_stranger_does_not_get_to_send_a_body() {
         .unwrap()
         .with_root_certificates(roots)
         .with_no_client_auth();
-    let served = Served { tls: TlsConnector::from(Arc::new(config)), ..served };
-    // Not a byte of the body is sent, and the answer comes all the same.
+    let served = TestServer { tls: TlsConnector::from(Arc::new(config)), ..served };
+    // The reply comes although no byte of the body is sent.
     let head = format!("POST {MAPS} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 1000000\r\n\r\n");
     assert_eq!(code(&served.exchange(head.as_bytes()).await), "401");
 }
 
 #[tokio::test]
-async fn row_30_many_watches_on_one_connection_and_a_reader_that_stalls() {
+async fn many_watches_share_a_connection_and_a_stalled_reader_delays_no_other() {
     let served = serve(Limits::default()).await;
     let socket = TcpStream::connect(served.server.address()).await.unwrap();
     let mut config = (*served.tls.config()).as_ref().clone();
@@ -243,8 +245,8 @@ async fn row_30_many_watches_on_one_connection_and_a_reader_that_stalls() {
         async move {
             let uri = format!("https://localhost{MAPS}?watch=1&resourceVersion=0");
             let request = http::Request::get(uri).body(http_body_util::Full::default()).unwrap();
-            // The head comes although nothing has happened yet.
-            let response = tokio::time::timeout(WAIT, sender.send_request(request)).await.expect("a head").unwrap();
+            // The response head is sent before the first event.
+            let response = tokio::time::timeout(TIMEOUT, sender.send_request(request)).await.expect("a head").unwrap();
             assert_eq!(response.status(), 200);
             response.into_body()
         }
@@ -253,7 +255,7 @@ async fn row_30_many_watches_on_one_connection_and_a_reader_that_stalls() {
     for _ in 0..300 {
         watches.push(open(&sender).await);
     }
-    // These never read: one on the same connection, and one whose socket is soon full.
+    // Two watches that never read: one on the same connection, and one whose socket buffer fills up.
     let _stalled = open(&sender).await;
     let secrets = "/api/v1/namespaces/default/secrets";
     let mut full = served.connect().await;
@@ -270,21 +272,21 @@ async fn row_30_many_watches_on_one_connection_and_a_reader_that_stalls() {
     }
     for i in 0..10 {
         post(MAPS, format!("m{i}"), "v").await;
-        let told = watches.iter_mut().map(|watch| async {
+        let deliveries = watches.iter_mut().map(|watch| async {
             let mut line = Vec::new();
             while !line.ends_with(b"\n") {
-                let frame = tokio::time::timeout(WAIT, http_body_util::BodyExt::frame(watch)).await;
-                let frame = frame.expect("everybody else is told").unwrap().unwrap();
+                let frame = tokio::time::timeout(TIMEOUT, http_body_util::BodyExt::frame(watch)).await;
+                let frame = frame.expect("other watches get the event").unwrap().unwrap();
                 line.extend_from_slice(frame.data_ref().unwrap());
             }
             assert!(line.starts_with(br#"{"type":"ADDED""#));
         });
-        futures::future::join_all(told).await;
+        futures::future::join_all(deliveries).await;
     }
 }
 
 #[tokio::test]
-async fn row_30_whoever_comes_when_the_server_goes_is_told_when_to_come_again() {
+async fn a_closed_server_replies_503_with_retry_after() {
     let dir = tempfile::tempdir().unwrap();
     let server = ApiServer::open(Config::new(dir.path(), "127.0.0.1:0".parse().unwrap())).await.unwrap();
     let client = server.client("test");

@@ -1,4 +1,4 @@
-//! Who gets in, what they may do, and what they are told when they may not.
+//! Authentication, authorization, tokens, access reviews and impersonation.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +11,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-const WAIT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
 const AUTHENTICATION: &str = "/apis/authentication.k8s.io/v1";
 const AUTHORIZATION: &str = "/apis/authorization.k8s.io/v1";
@@ -37,10 +37,10 @@ async fn get(client: &Client, path: &str) -> (u16, Value) {
     send(client, "GET", path, Value::Null).await
 }
 
-async fn made(client: &Client, path: &str, body: Value) -> Value {
-    let (code, answer) = send(client, "POST", path, body).await;
-    assert_eq!(code, 201, "{path}: {answer}");
-    answer
+async fn create(client: &Client, path: &str, body: Value) -> Value {
+    let (code, reply) = send(client, "POST", path, body).await;
+    assert_eq!(code, 201, "{path}: {reply}");
+    reply
 }
 
 fn rule(resources: &[&str], verbs: &[&str]) -> Value {
@@ -48,14 +48,14 @@ fn rule(resources: &[&str], verbs: &[&str]) -> Value {
 }
 
 async fn grant(admin: &Client, name: &str, rules: Value, user: &str) {
-    made(admin, &format!("{RBAC}/clusterroles"), json!({ "metadata": { "name": name }, "rules": rules })).await;
+    create(admin, &format!("{RBAC}/clusterroles"), json!({ "metadata": { "name": name }, "rules": rules })).await;
     let subjects = json!([{ "kind": "User", "name": user }]);
     let role = json!({ "kind": "ClusterRole", "name": name });
     let binding = json!({ "metadata": { "name": name }, "roleRef": role, "subjects": subjects });
-    made(admin, &format!("{RBAC}/clusterrolebindings"), binding).await;
+    create(admin, &format!("{RBAC}/clusterrolebindings"), binding).await;
 }
 
-/// A client over TLS that shows a token and no certificate.
+/// A client over TLS that authenticates with a token.
 async fn bearer(server: &ApiServer, token: &str) -> Client {
     let mut config = Kubeconfig::read_from(server.kubeconfig()).unwrap();
     let user = config.auth_infos[0].auth_info.as_mut().unwrap();
@@ -66,11 +66,11 @@ async fn bearer(server: &ApiServer, token: &str) -> Client {
 }
 
 async fn token(admin: &Client, account: &str, spec: Value) -> Value {
-    made(admin, &format!("/api/v1/namespaces/default/serviceaccounts/{account}/token"), json!({ "spec": spec })).await
+    create(admin, &format!("/api/v1/namespaces/default/serviceaccounts/{account}/token"), json!({ "spec": spec })).await
 }
 
 #[tokio::test]
-async fn a_role_allows_what_it_says_from_the_next_request_on() {
+async fn a_role_takes_effect_with_the_next_request() {
     let (_dir, server, admin) = server().await;
     let bob = server.component("bob");
     let (code, status) = get(&bob, "/api/v1/namespaces/default/pods").await;
@@ -96,18 +96,18 @@ async fn a_role_allows_what_it_says_from_the_next_request_on() {
         assert_eq!(code, 403, "{method} {path}: {status}");
     }
     assert_eq!(send(&admin, "DELETE", &format!("{RBAC}/clusterrolebindings/reader"), Value::Null).await.0, 200);
-    assert_eq!(get(&bob, "/api/v1/pods").await.0, 403, "what is taken away is gone at once");
+    assert_eq!(get(&bob, "/api/v1/pods").await.0, 403, "a removed right is gone at once");
 }
 
 #[tokio::test]
-async fn names_in_a_rule_count_for_named_requests_only() {
+async fn resource_names_in_a_rule_apply_only_to_requests_for_one_name() {
     let (_dir, server, admin) = server().await;
     let bob = server.component("bob");
     let rules = json!([{ "apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["a"], "verbs": ["*"] }]);
     grant(&admin, "one", rules, "bob").await;
     let maps = "/api/v1/namespaces/default/configmaps";
     for name in ["a", "b"] {
-        made(&admin, maps, json!({ "metadata": { "name": name } })).await;
+        create(&admin, maps, json!({ "metadata": { "name": name } })).await;
     }
     for (method, path, want) in [
         ("GET", format!("{maps}/a"), 200),
@@ -123,7 +123,7 @@ async fn names_in_a_rule_count_for_named_requests_only() {
 }
 
 #[tokio::test]
-async fn nobody_grants_what_they_do_not_hold() {
+async fn users_cannot_grant_rights_they_do_not_have() {
     let (_dir, server, admin) = server().await;
     let bob = server.component("bob");
     let mut rules = rule(&["pods"], &["get"]);
@@ -132,7 +132,7 @@ async fn nobody_grants_what_they_do_not_hold() {
     grant(&admin, "granter", rules, "bob").await;
     let role = |name: &str, verb: &str| json!({ "metadata": { "name": name }, "rules": rule(&["pods"], &[verb]) });
     let roles = format!("{RBAC}/clusterroles");
-    made(&bob, &roles, role("same", "get")).await;
+    create(&bob, &roles, role("same", "get")).await;
     let (code, status) = send(&bob, "POST", &roles, role("more", "delete")).await;
     assert_eq!(code, 403, "{status}");
     let message = status["message"].as_str().unwrap();
@@ -141,7 +141,7 @@ async fn nobody_grants_what_they_do_not_hold() {
     let more = json!({ "rules": rule(&["pods"], &["delete"]) });
     assert_eq!(send(&bob, "PATCH", &format!("{roles}/same"), more).await.0, 403);
     let put = role("new", "delete");
-    assert_eq!(send(&bob, "PUT", &format!("{roles}/new"), put).await.0, 403, "creating by PUT is no way around");
+    assert_eq!(send(&bob, "PUT", &format!("{roles}/new"), put).await.0, 403, "creating with PUT is checked as well");
     let aggregation = json!({ "metadata": { "name": "sum" }, "aggregationRule": {
         "clusterRoleSelectors": [{ "matchLabels": { "a": "b" } }] } });
     assert_eq!(send(&bob, "POST", &roles, aggregation).await.0, 403);
@@ -152,18 +152,18 @@ async fn nobody_grants_what_they_do_not_hold() {
     let bindings = format!("{RBAC}/clusterrolebindings");
     assert_eq!(send(&bob, "POST", &bindings, binding("evil", "cluster-admin")).await.0, 403);
     assert_eq!(send(&bob, "POST", &bindings, binding("early", "not-there-yet")).await.0, 403);
-    made(&bob, &bindings, binding("fine", "same")).await;
-    // Only what one holds cluster-wide can be given in a namespace, too.
+    create(&bob, &bindings, binding("fine", "same")).await;
+    // A RoleBinding to a ClusterRole also needs the rights of that role.
     let local = format!("{RBAC}/namespaces/default/rolebindings");
     assert_eq!(send(&bob, "POST", &local, binding("evil", "admin")).await.0, 403);
     let escalate = json!([{ "apiGroups": ["rbac.authorization.k8s.io"], "resources": ["clusterroles"], "verbs": ["escalate", "bind"] }]);
     grant(&admin, "trusted", escalate, "bob").await;
-    made(&bob, &roles, role("more", "delete")).await;
-    made(&bob, &bindings, binding("high", "admin")).await;
+    create(&bob, &roles, role("more", "delete")).await;
+    create(&bob, &bindings, binding("high", "admin")).await;
 }
 
 #[tokio::test]
-async fn a_binding_cannot_be_turned_to_another_role() {
+async fn the_role_of_a_binding_is_immutable() {
     let (_dir, _server, admin) = server().await;
     grant(&admin, "reader", rule(&["pods"], &["list"]), "bob").await;
     let path = format!("{RBAC}/clusterrolebindings/reader");
@@ -173,75 +173,79 @@ async fn a_binding_cannot_be_turned_to_another_role() {
 }
 
 #[tokio::test]
-async fn roles_collect_roles_by_label() {
+async fn aggregated_roles_follow_labels() {
     let (_dir, server, admin) = server().await;
     let bob = server.component("bob");
     let role = json!({ "kind": "ClusterRole", "name": "view" });
     let subjects = json!([{ "kind": "User", "name": "bob" }]);
     let binding = json!({ "metadata": { "name": "b" }, "roleRef": role, "subjects": subjects });
-    made(&admin, &format!("{RBAC}/namespaces/default/rolebindings"), binding).await;
+    create(&admin, &format!("{RBAC}/namespaces/default/rolebindings"), binding).await;
     assert_eq!(get(&bob, "/api/v1/namespaces/default/configmaps").await.0, 200);
-    assert_eq!(get(&bob, "/api/v1/namespaces/default/secrets").await.0, 403, "who views sees no secrets");
+    assert_eq!(get(&bob, "/api/v1/namespaces/default/secrets").await.0, 403, "the role view excludes secrets");
     assert_eq!(get(&bob, "/api/v1/namespaces/kube-system/configmaps").await.0, 403, "and only there");
     let labels = json!({ "rbac.authorization.k8s.io/aggregate-to-view": "true" });
     let more = json!({ "metadata": { "name": "more", "labels": labels }, "rules": rule(&["secrets"], &["list"]) });
-    made(&admin, &format!("{RBAC}/clusterroles"), more).await;
+    create(&admin, &format!("{RBAC}/clusterroles"), more).await;
     let collected = async {
         while get(&bob, "/api/v1/namespaces/default/secrets").await.0 != 200 {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(WAIT, collected).await.expect("the role collects the new one");
+    tokio::time::timeout(TIMEOUT, collected).await.expect("the role collects the new one");
 }
 
 #[tokio::test]
-async fn an_account_gets_a_token_that_lets_in_until_what_it_is_bound_to_is_gone() {
+async fn a_token_is_valid_until_its_account_or_bound_object_is_deleted() {
     let (_dir, server, admin) = server().await;
     tokio::spawn(server.serve(CancellationToken::new()));
     let accounts = "/api/v1/namespaces/default/serviceaccounts";
-    made(&admin, accounts, json!({ "metadata": { "name": "robot" } })).await;
+    create(&admin, accounts, json!({ "metadata": { "name": "robot" } })).await;
     let pod = json!({ "metadata": { "name": "p" }, "spec": {
         "serviceAccountName": "robot", "containers": [{ "name": "c", "image": "i" }] } });
-    let pod = made(&admin, "/api/v1/namespaces/default/pods", pod).await;
+    let pod = create(&admin, "/api/v1/namespaces/default/pods", pod).await;
     let uid = &pod["metadata"]["uid"];
     let plain = token(&admin, "robot", json!({})).await;
     let to_pod = json!({ "boundObjectRef": { "kind": "Pod", "apiVersion": "v1", "name": "p", "uid": uid } });
     let bound = token(&admin, "robot", to_pod).await;
-    let text = |answer: &Value| answer["status"]["token"].as_str().unwrap().to_owned();
+    let text = |reply: &Value| reply["status"]["token"].as_str().unwrap().to_owned();
     let robot = bearer(&server, &text(&bound)).await;
-    let own = made(&robot, &format!("{AUTHENTICATION}/selfsubjectreviews"), json!({})).await;
+    let own = create(&robot, &format!("{AUTHENTICATION}/selfsubjectreviews"), json!({})).await;
     let user = &own["status"]["userInfo"];
     assert_eq!(user["username"], "system:serviceaccount:default:robot");
     let groups = json!(["system:serviceaccounts", "system:serviceaccounts:default", "system:authenticated"]);
     assert_eq!(user["groups"], groups);
     assert_eq!(user["extra"]["authentication.kubernetes.io/pod-name"], json!(["p"]));
     assert_eq!(user["extra"]["authentication.kubernetes.io/pod-uid"], json!([uid]));
-    assert_eq!(get(&robot, "/api/v1/namespaces/default/pods").await.0, 403, "known, but without rights");
+    assert_eq!(get(&robot, "/api/v1/namespaces/default/pods").await.0, 403, "authenticated, but without rights");
     let review = |token: String, audiences: Value| json!({ "spec": { "token": token, "audiences": audiences } });
     let reviews = format!("{AUTHENTICATION}/tokenreviews");
-    let good = made(&admin, &reviews, review(text(&bound), Value::Null)).await;
+    let good = create(&admin, &reviews, review(text(&bound), Value::Null)).await;
     assert_eq!((&good["status"]["authenticated"], &good["status"]["user"]["uid"]), (&json!(true), &user["uid"]));
-    let stranger = made(&admin, &reviews, review(text(&bound), json!(["somebody-else"]))).await;
-    assert_eq!(stranger["status"]["authenticated"], Value::Null);
-    assert!(stranger["status"]["error"].as_str().unwrap().contains("audience"), "{stranger}");
+    let wrong_audience = create(&admin, &reviews, review(text(&bound), json!(["somebody-else"]))).await;
+    assert_eq!(wrong_audience["status"]["authenticated"], Value::Null);
+    assert!(wrong_audience["status"]["error"].as_str().unwrap().contains("audience"), "{wrong_audience}");
     let pod_path = "/api/v1/namespaces/default/pods/p";
     assert_eq!(send(&admin, "DELETE", pod_path, json!({ "gracePeriodSeconds": 0 })).await.0, 200);
     assert_eq!(get(&robot, "/api").await.0, 401, "the pod is gone, and so is its token");
     let robot = bearer(&server, &text(&plain)).await;
     assert_eq!(get(&robot, "/api").await.0, 200, "a token of the account alone lives on");
     assert_eq!(send(&admin, "DELETE", &format!("{accounts}/robot"), Value::Null).await.0, 200);
-    made(&admin, accounts, json!({ "metadata": { "name": "robot" } })).await;
+    create(&admin, accounts, json!({ "metadata": { "name": "robot" } })).await;
     assert_eq!(get(&robot, "/api").await.0, 401, "another account of that name is another account");
-    assert_eq!(get(&bearer(&server, "nonsense").await, "/readyz").await.0, 401, "a bad token is worse than none");
+    assert_eq!(
+        get(&bearer(&server, "nonsense").await, "/readyz").await.0,
+        401,
+        "an invalid token is refused also where none is needed"
+    );
 }
 
 #[tokio::test]
-async fn a_token_request_is_checked() {
+async fn token_requests_are_validated() {
     let (_dir, _server, admin) = server().await;
     let accounts = "/api/v1/namespaces/default/serviceaccounts";
-    made(&admin, accounts, json!({ "metadata": { "name": "robot" } })).await;
+    create(&admin, accounts, json!({ "metadata": { "name": "robot" } })).await;
     let pod = json!({ "metadata": { "name": "p" }, "spec": { "containers": [{ "name": "c", "image": "i" }] } });
-    made(&admin, "/api/v1/namespaces/default/pods", pod).await;
+    create(&admin, "/api/v1/namespaces/default/pods", pod).await;
     let pods = |uid: Value| json!({ "boundObjectRef": { "kind": "Pod", "apiVersion": "v1", "name": "p", "uid": uid } });
     for (case, spec, want) in [
         ("too short", json!({ "expirationSeconds": 599 }), 422),
@@ -249,7 +253,7 @@ async fn a_token_request_is_checked() {
         ("a pod of another account", pods(Value::Null), 400),
         ("another pod of that name", pods("x".into()), 409),
         ("no such pod", json!({ "boundObjectRef": { "kind": "Pod", "apiVersion": "v1", "name": "q" } }), 404),
-        ("no such sort", json!({ "boundObjectRef": { "kind": "Lease", "apiVersion": "v1", "name": "q" } }), 400),
+        ("an unsupported kind", json!({ "boundObjectRef": { "kind": "Lease", "apiVersion": "v1", "name": "q" } }), 400),
     ] {
         let path = format!("{accounts}/robot/token");
         assert_eq!(send(&admin, "POST", &path, json!({ "spec": spec })).await.0, want, "{case}");
@@ -265,38 +269,38 @@ async fn a_token_request_is_checked() {
 }
 
 #[tokio::test]
-async fn rights_can_be_asked_for() {
+async fn access_reviews_report_rights() {
     let (_dir, server, admin) = server().await;
     let bob = server.component("bob");
     grant(&admin, "reader", rule(&["pods"], &["list"]), "bob").await;
     let ask = |verb: &str| json!({ "spec": { "resourceAttributes": { "verb": verb, "resource": "pods", "namespace": "x" } } });
     let own = format!("{AUTHORIZATION}/selfsubjectaccessreviews");
-    let yes = made(&bob, &own, ask("list")).await;
+    let yes = create(&bob, &own, ask("list")).await;
     assert_eq!(yes["status"]["allowed"], true);
     let reason = r#"RBAC: allowed by ClusterRoleBinding "reader" of ClusterRole "reader" to User "bob""#;
     assert_eq!(yes["status"]["reason"], reason);
-    assert_eq!(made(&bob, &own, ask("delete")).await["status"]["allowed"], false);
+    assert_eq!(create(&bob, &own, ask("delete")).await["status"]["allowed"], false);
     let path = json!({ "spec": { "nonResourceAttributes": { "verb": "get", "path": "/version" } } });
-    assert_eq!(made(&bob, &own, path).await["status"]["allowed"], true);
+    assert_eq!(create(&bob, &own, path).await["status"]["allowed"], true);
     assert_eq!(send(&bob, "POST", &own, json!({ "spec": {} })).await.0, 422);
     let mut about = ask("list");
     about["spec"]["user"] = "bob".into();
     let any = format!("{AUTHORIZATION}/subjectaccessreviews");
-    assert_eq!(made(&admin, &any, about.clone()).await["status"]["allowed"], true);
-    assert_eq!(send(&bob, "POST", &any, about.clone()).await.0, 403, "not everybody may ask about others");
+    assert_eq!(create(&admin, &any, about.clone()).await["status"]["allowed"], true);
+    assert_eq!(send(&bob, "POST", &any, about.clone()).await.0, 403, "reviews of other users need a right");
     let local = format!("{AUTHORIZATION}/namespaces/x/localsubjectaccessreviews");
-    assert_eq!(made(&admin, &local, about.clone()).await["status"]["allowed"], true);
+    assert_eq!(create(&admin, &local, about.clone()).await["status"]["allowed"], true);
     let elsewhere = format!("{AUTHORIZATION}/namespaces/y/localsubjectaccessreviews");
     assert_eq!(send(&admin, "POST", &elsewhere, about).await.0, 422);
     let rules = format!("{AUTHORIZATION}/selfsubjectrulesreviews");
-    let listed = made(&bob, &rules, json!({ "spec": { "namespace": "x" } })).await;
+    let listed = create(&bob, &rules, json!({ "spec": { "namespace": "x" } })).await;
     let found = listed["status"]["resourceRules"].as_array().unwrap();
     assert!(found.iter().any(|r| r["resources"] == json!(["pods"]) && r["verbs"] == json!(["list"])), "{listed}");
-    assert_eq!(get(&admin, &own).await.0, 405, "a review is not kept");
+    assert_eq!(get(&admin, &own).await.0, 405, "reviews are not stored");
 }
 
 #[tokio::test]
-async fn whoever_may_impersonate_is_judged_as_the_other() {
+async fn impersonation_uses_the_rights_of_the_impersonated_user() {
     let (_dir, server, admin) = server().await;
     let as_ann = |client: Client| async move {
         let request = http::Request::get("/api/v1/namespaces/default/pods").header("impersonate-user", "ann");
@@ -312,7 +316,7 @@ async fn whoever_may_impersonate_is_judged_as_the_other() {
 }
 
 #[tokio::test]
-async fn every_namespace_has_its_default_account() {
+async fn every_namespace_has_a_default_service_account() {
     let (_dir, server, admin) = server().await;
     let namespaces: Api<Namespace> = Api::all(admin.clone());
     let name = |name: &str| serde_json::from_value(json!({ "metadata": { "name": name } })).unwrap();
@@ -323,7 +327,7 @@ async fn every_namespace_has_its_default_account() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(WAIT, appears()).await.expect("made with the namespace");
+    tokio::time::timeout(TIMEOUT, appears()).await.expect("created with the namespace");
     accounts.delete("default", &Default::default()).await.unwrap();
-    tokio::time::timeout(WAIT, appears()).await.expect("made again");
+    tokio::time::timeout(TIMEOUT, appears()).await.expect("created again");
 }

@@ -1,4 +1,4 @@
-//! The socket: who gets in, what survives a restart, how serving ends.
+//! The TLS socket: client certificates, credentials across restarts, and shutdown.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ use kube::api::{Api, ListParams, PostParams, WatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio_util::sync::CancellationToken;
 
-const WAIT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 async fn open(dir: &std::path::Path) -> ApiServer {
     ApiServer::open(Config::new(dir, "127.0.0.1:0".parse().unwrap())).await.unwrap()
@@ -24,7 +24,7 @@ async fn client(kubeconfig: Kubeconfig) -> kube::Client {
 }
 
 #[tokio::test]
-async fn the_kubeconfig_lets_in_and_keeps_working_after_a_restart() {
+async fn the_kubeconfig_works_also_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let server = open(dir.path()).await;
     let mode = |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -38,12 +38,12 @@ async fn the_kubeconfig_lets_in_and_keeps_working_after_a_restart() {
     let namespaces: Api<Namespace> = Api::all(client(old.clone()).await);
     assert_eq!(namespaces.list(&ListParams::default()).await.unwrap().items.len(), 4);
     stop.cancel();
-    tokio::time::timeout(WAIT, serving).await.unwrap().unwrap();
+    tokio::time::timeout(TIMEOUT, serving).await.unwrap().unwrap();
     server.close().await;
 
     let server = open(dir.path()).await;
     tokio::spawn(server.serve(CancellationToken::new()));
-    // The credentials of the first run, at the new port.
+    // The credentials of the first run with the port of the second.
     let mut config = old;
     let cluster = config.clusters[0].cluster.as_mut().unwrap();
     cluster.server = Some(format!("https://localhost:{}", server.address().port()));
@@ -52,7 +52,7 @@ async fn the_kubeconfig_lets_in_and_keeps_working_after_a_restart() {
 }
 
 #[tokio::test]
-async fn without_a_certificate_only_health_and_version_answer() {
+async fn without_a_certificate_only_health_and_version_are_served() {
     let dir = tempfile::tempdir().unwrap();
     let server = open(dir.path()).await;
     tokio::spawn(server.serve(CancellationToken::new()));
@@ -60,11 +60,11 @@ async fn without_a_certificate_only_health_and_version_answer() {
     let user = config.auth_infos[0].auth_info.as_mut().unwrap();
     user.client_certificate_data = None;
     user.client_key_data = None;
-    let stranger = client(config).await;
+    let anonymous = client(config).await;
     let get = |path: &str| http::Request::get(path).body(Vec::new()).unwrap();
-    assert_eq!(stranger.request_text(get("/readyz")).await.unwrap(), "ok");
-    assert!(stranger.apiserver_version().await.is_ok());
-    match stranger.request_text(get("/api/v1/namespaces")).await {
+    assert_eq!(anonymous.request_text(get("/readyz")).await.unwrap(), "ok");
+    assert!(anonymous.apiserver_version().await.is_ok());
+    match anonymous.request_text(get("/api/v1/namespaces")).await {
         Err(kube::Error::Api(status)) => assert_eq!((status.code, status.reason.as_str()), (401, "Unauthorized")),
         other => panic!("{other:?}"),
     }
@@ -80,19 +80,19 @@ async fn stopping_ends_watches_promptly() {
         Api::namespaced(client(Kubeconfig::read_from(server.kubeconfig()).unwrap()).await, "default");
     let mut watches = Vec::new();
     for _ in 0..20 {
-        // That this returns at all shows that the headers come before the first event.
-        let watch = tokio::time::timeout(WAIT, maps.watch(&WatchParams::default(), "0")).await.unwrap();
+        // This returns before the first event: the response head is sent at once.
+        let watch = tokio::time::timeout(TIMEOUT, maps.watch(&WatchParams::default(), "0")).await.unwrap();
         watches.push(watch.unwrap().boxed());
     }
     maps.create(&PostParams::default(), &serde_json::from_str(r#"{"metadata":{"name":"a"}}"#).unwrap()).await.unwrap();
     for watch in &mut watches {
-        assert!(tokio::time::timeout(WAIT, watch.try_next()).await.unwrap().unwrap().is_some());
+        assert!(tokio::time::timeout(TIMEOUT, watch.try_next()).await.unwrap().unwrap().is_some());
     }
-    let begun = std::time::Instant::now();
+    let started = std::time::Instant::now();
     stop.cancel();
     for watch in &mut watches {
-        assert!(tokio::time::timeout(WAIT, watch.try_next()).await.unwrap().unwrap().is_none());
+        assert!(tokio::time::timeout(TIMEOUT, watch.try_next()).await.unwrap().unwrap().is_none());
     }
-    tokio::time::timeout(WAIT, serving).await.unwrap().unwrap();
-    assert!(begun.elapsed() < Duration::from_secs(4), "no watch was waited for");
+    tokio::time::timeout(TIMEOUT, serving).await.unwrap().unwrap();
+    assert!(started.elapsed() < Duration::from_secs(4), "the shutdown does not wait for watches");
 }

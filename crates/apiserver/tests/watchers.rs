@@ -1,5 +1,5 @@
-//! kube-rs watchers over real sockets, in both list modes, see exactly the sequence of changes: under concurrent writers,
-//! cut connections, compaction and restarts of the server.
+//! kube-rs watchers over TLS, with lists, pages and streaming lists, get every change exactly once and in order: during
+//! concurrent writes, cut connections, compaction and restarts of the server.
 
 #![allow(clippy::unwrap_used)]
 
@@ -23,55 +23,55 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-const WAIT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 const WRITERS: usize = 6;
 const CHANGES: usize = 40;
 
-/// A served server, stopped and started again at will. Clients reach it through a relay whose connections can be cut.
-struct Served {
+/// A server on a socket. Clients connect through a relay, whose connections can be cut.
+struct RunningServer {
     server: Option<ApiServer>,
     stop: CancellationToken,
     serving: JoinHandle<()>,
 }
 
-async fn serve(dir: &Path, history: HistoryLimits) -> Served {
+async fn serve(dir: &Path, history: HistoryLimits) -> RunningServer {
     let mut config = Config::new(dir, "127.0.0.1:0".parse().unwrap());
     config.history = history;
     let server = ApiServer::open(config).await.unwrap();
     let stop = CancellationToken::new();
     let serving = tokio::spawn(server.serve(stop.clone()));
-    Served { server: Some(server), stop, serving }
+    RunningServer { server: Some(server), stop, serving }
 }
 
-impl Served {
+impl RunningServer {
     fn server(&self) -> &ApiServer {
         self.server.as_ref().unwrap()
     }
 
-    async fn end(mut self) {
+    async fn stop(mut self) {
         self.stop.cancel();
         (&mut self.serving).await.unwrap();
         self.server.take().unwrap().close().await;
     }
 }
 
-/// Forwards connections to wherever the server is now.
+/// Forwards connections to the current address of the server.
 struct Relay {
     address: SocketAddr,
-    to: watch::Sender<SocketAddr>,
-    /// Replaced at every cut; whoever waits on the old one ends.
+    target: watch::Sender<SocketAddr>,
+    /// Incremented by `cut`; connections of an earlier epoch are closed.
     epoch: watch::Sender<u64>,
 }
 
 impl Relay {
-    async fn start(to: SocketAddr) -> Self {
+    async fn start(address: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (to, target) = watch::channel(to);
+        let (target, targets) = watch::channel(address);
         let (epoch, epochs) = watch::channel(0);
         tokio::spawn(async move {
             while let Ok((mut client, _)) = listener.accept().await {
-                let target = *target.borrow();
+                let target = *targets.borrow();
                 let mut cut = epochs.clone();
                 cut.mark_unchanged();
                 tokio::spawn(async move {
@@ -83,7 +83,7 @@ impl Relay {
                 });
             }
         });
-        Self { address, to, epoch }
+        Self { address, target, epoch }
     }
 
     fn cut(&self) {
@@ -102,13 +102,15 @@ impl Relay {
     }
 }
 
-/// What a watcher must never contradict: per object the versions only grow, and no version is told twice.
+/// The state that a watcher has reported. Applying an event checks that the versions of each object increase and that no
+/// version is reported twice.
 #[derive(Default)]
-struct Picture {
+struct ObservedState {
     objects: BTreeMap<String, (u64, String)>,
-    /// During a list: what it has named so far.
+    /// The objects of the list in progress.
     listing: Option<BTreeMap<String, (u64, String)>>,
-    told: BTreeSet<u64>,
+    versions: BTreeSet<u64>,
+    /// The number of completed lists.
     lists: usize,
 }
 
@@ -117,8 +119,8 @@ fn content(map: &ConfigMap) -> (u64, String) {
     (map.resource_version().unwrap().parse().unwrap(), data)
 }
 
-impl Picture {
-    fn take(&mut self, event: Event<ConfigMap>) {
+impl ObservedState {
+    fn apply(&mut self, event: Event<ConfigMap>) {
         match event {
             Event::Init => self.listing = Some(BTreeMap::new()),
             Event::InitApply(map) => {
@@ -129,40 +131,40 @@ impl Picture {
                 let listed = self.listing.take().expect("a list has begun");
                 for (name, (version, _)) in &listed {
                     let known = self.objects.get(name).map_or(0, |(version, _)| *version);
-                    assert!(*version >= known, "a list is not older than what was seen: {name}");
+                    assert!(*version >= known, "a list is not older than earlier events: {name}");
                 }
                 self.objects = listed;
                 self.lists += 1;
             }
             Event::Apply(map) => {
                 let (version, data) = content(&map);
-                assert!(self.told.insert(version), "version {version} is told once");
+                assert!(self.versions.insert(version), "version {version} is reported once");
                 let known = self.objects.insert(map.name_any(), (version, data)).map_or(0, |(version, _)| version);
                 assert!(version > known, "{}: {version} after {known}", map.name_any());
             }
             Event::Delete(map) => {
                 let (version, _) = content(&map);
-                assert!(self.told.insert(version), "version {version} is told once");
+                assert!(self.versions.insert(version), "version {version} is reported once");
                 assert!(self.objects.remove(&map.name_any()).is_some(), "only what was there goes");
             }
         }
     }
 }
 
-/// A watcher's picture, and a way to wait until it is as wanted.
-struct Watching {
+/// A watcher that runs on its own task, and the state it has reported.
+struct RunningWatcher {
     events: mpsc::UnboundedReceiver<Event<ConfigMap>>,
-    picture: Picture,
+    state: ObservedState,
     task: JoinHandle<()>,
 }
 
-impl Watching {
+impl RunningWatcher {
     fn start(maps: Api<ConfigMap>, config: watcher::Config) -> Self {
         let (send, events) = mpsc::unbounded_channel();
         let task = tokio::spawn(async move {
             let mut stream = watcher(maps, config).boxed();
             loop {
-                // Errors are the connection's; the watcher goes on by itself when it is polled again.
+                // Connection errors: the watcher recovers when it is polled again.
                 match stream.try_next().await {
                     Ok(Some(event)) => drop(send.send(event)),
                     Ok(None) => return,
@@ -170,32 +172,32 @@ impl Watching {
                 }
             }
         });
-        Self { events, picture: Picture::default(), task }
+        Self { events, state: ObservedState::default(), task }
     }
 
-    async fn until(&mut self, what: &str, holds: impl Fn(&Picture) -> bool) {
+    async fn wait_until(&mut self, what: &str, condition: impl Fn(&ObservedState) -> bool) {
         let waiting = async {
-            while self.picture.listing.is_some() || !holds(&self.picture) {
+            while self.state.listing.is_some() || !condition(&self.state) {
                 let event = self.events.recv().await.expect("the watcher goes on");
-                self.picture.take(event);
+                self.state.apply(event);
             }
         };
-        let reached = tokio::time::timeout(WAIT, waiting).await.is_ok();
-        assert!(reached, "{what}: {:?}", self.picture.objects);
+        let reached = tokio::time::timeout(TIMEOUT, waiting).await.is_ok();
+        assert!(reached, "{what}: {:?}", self.state.objects);
     }
 
-    async fn sees(&mut self, what: &str, want: &BTreeMap<String, (u64, String)>) {
-        self.until(what, |picture| picture.objects == *want).await;
+    async fn wait_for_objects(&mut self, what: &str, want: &BTreeMap<String, (u64, String)>) {
+        self.wait_until(what, |state| state.objects == *want).await;
     }
 }
 
-impl Drop for Watching {
+impl Drop for RunningWatcher {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-/// Creates, changes and deletes objects of its own, and keeps at it when the connection or the server goes away.
+/// Creates, changes and deletes the objects of one writer. Retries when the connection or the server fails.
 async fn write(maps: Api<ConfigMap>, writer: usize, changes: usize) {
     for i in 0..changes {
         let name = format!("w{writer}-{}", i % 7);
@@ -221,7 +223,7 @@ async fn write(maps: Api<ConfigMap>, writer: usize, changes: usize) {
     }
 }
 
-async fn state(server: &ApiServer) -> BTreeMap<String, (u64, String)> {
+async fn stored_objects(server: &ApiServer) -> BTreeMap<String, (u64, String)> {
     let maps: Api<ConfigMap> = Api::default_namespaced(server.client("test"));
     let list = maps.list(&kube::api::ListParams::default()).await.unwrap();
     list.items.iter().map(|map| (map.name_any(), content(map))).collect()
@@ -232,11 +234,11 @@ fn modes() -> [(&'static str, watcher::Config); 3] {
     [("lists", list.clone()), ("pages", list.page_size(5)), ("streams", watcher::Config::default().streaming_lists())]
 }
 
-/// Writers and watchers at work while `disturb` happens; in the end every watcher's picture is the truth.
+/// Runs writers and watchers during `disturb`. Afterwards every watcher's state equals the server's.
 async fn with_disturbance<F, Fut>(history: HistoryLimits, disturb: F)
 where
-    F: FnOnce(tempfile::TempDir, Served, Relay) -> Fut,
-    Fut: Future<Output = (tempfile::TempDir, Served, Relay)>,
+    F: FnOnce(tempfile::TempDir, RunningServer, Relay) -> Fut,
+    Fut: Future<Output = (tempfile::TempDir, RunningServer, Relay)>,
 {
     let dir = tempfile::tempdir().unwrap();
     let served = serve(dir.path(), history).await;
@@ -244,51 +246,51 @@ where
     let client = relay.client(served.server().kubeconfig()).await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     let mut watching: Vec<_> =
-        modes().into_iter().map(|(mode, config)| (mode, Watching::start(maps.clone(), config))).collect();
+        modes().into_iter().map(|(mode, config)| (mode, RunningWatcher::start(maps.clone(), config))).collect();
     for (mode, watching) in &mut watching {
-        watching.until(mode, |picture| picture.lists > 0).await;
+        watching.wait_until(mode, |state| state.lists > 0).await;
     }
     let writers: Vec<_> = (0..WRITERS).map(|writer| tokio::spawn(write(maps.clone(), writer, CHANGES))).collect();
     let (_dir, served, _relay) = disturb(dir, served, relay).await;
     for writer in writers {
-        tokio::time::timeout(WAIT, writer).await.expect("writers end").unwrap();
+        tokio::time::timeout(TIMEOUT, writer).await.expect("writers end").unwrap();
     }
-    let truth = state(served.server()).await;
-    assert!(!truth.is_empty());
+    let expected = stored_objects(served.server()).await;
+    assert!(!expected.is_empty());
     for (mode, watching) in &mut watching {
-        watching.sees(mode, &truth).await;
+        watching.wait_for_objects(mode, &expected).await;
     }
     drop(watching);
-    served.end().await;
+    served.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn undisturbed_watchers_are_told_every_change_in_order() {
+async fn undisturbed_watchers_get_every_change_in_order() {
     let dir = tempfile::tempdir().unwrap();
     let served = serve(dir.path(), HistoryLimits::default()).await;
     let relay = Relay::start(served.server().address()).await;
     let maps: Api<ConfigMap> = Api::default_namespaced(relay.client(served.server().kubeconfig()).await);
     let mut watching: Vec<_> =
-        modes().into_iter().map(|(mode, config)| (mode, Watching::start(maps.clone(), config))).collect();
+        modes().into_iter().map(|(mode, config)| (mode, RunningWatcher::start(maps.clone(), config))).collect();
     for (mode, watching) in &mut watching {
-        watching.until(mode, |picture| picture.lists > 0).await;
+        watching.wait_until(mode, |state| state.lists > 0).await;
     }
     futures::future::join_all((0..WRITERS).map(|writer| write(maps.clone(), writer, CHANGES))).await;
-    let truth = state(served.server()).await;
-    let mut told = Vec::new();
+    let expected = stored_objects(served.server()).await;
+    let mut reported = Vec::new();
     for (mode, watching) in &mut watching {
-        watching.sees(mode, &truth).await;
-        assert_eq!(watching.picture.lists, 1, "{mode}: nothing made it begin again");
-        told.push(watching.picture.told.clone());
+        watching.wait_for_objects(mode, &expected).await;
+        assert_eq!(watching.state.lists, 1, "{mode}: it did not list again");
+        reported.push(watching.state.versions.clone());
     }
-    assert!(told[0].len() > WRITERS * CHANGES / 2, "{}", told[0].len());
-    assert!(told.iter().all(|versions| *versions == told[0]), "all were told the same changes");
+    assert!(reported[0].len() > WRITERS * CHANGES / 2, "{}", reported[0].len());
+    assert!(reported.iter().all(|versions| *versions == reported[0]), "all got the same changes");
     drop(watching);
-    served.end().await;
+    served.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn cut_connections_lose_and_repeat_nothing() {
+async fn cut_connections_lose_and_repeat_no_change() {
     with_disturbance(HistoryLimits::default(), |dir, served, relay| async move {
         for _ in 0..8 {
             tokio::time::sleep(Duration::from_millis(30)).await;
@@ -300,38 +302,38 @@ async fn cut_connections_lose_and_repeat_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn row_5_a_watcher_that_is_too_late_lists_again() {
+async fn a_watcher_whose_version_expired_lists_once_more() {
     let dir = tempfile::tempdir().unwrap();
-    // Hardly any history: whoever was away for a moment is too late.
+    // With so little history, a watcher's version expires during a short interruption.
     let served = serve(dir.path(), HistoryLimits { events: 3, ..HistoryLimits::default() }).await;
     let relay = Relay::start(served.server().address()).await;
     let maps: Api<ConfigMap> = Api::default_namespaced(relay.client(served.server().kubeconfig()).await);
     for (mode, config) in modes() {
-        let mut watching = Watching::start(maps.clone(), config);
-        watching.until(mode, |picture| picture.lists == 1).await;
-        // Away: nothing can be reached, and meanwhile much is written from inside.
-        let address = *relay.to.borrow();
-        relay.to.send_replace("127.0.0.1:1".parse().unwrap());
+        let mut watching = RunningWatcher::start(maps.clone(), config);
+        watching.wait_until(mode, |state| state.lists == 1).await;
+        // The server is unreachable while an in-process client writes.
+        let address = *relay.target.borrow();
+        relay.target.send_replace("127.0.0.1:1".parse().unwrap());
         relay.cut();
         let inside: Api<ConfigMap> = Api::default_namespaced(served.server().client("test"));
         write(inside, 0, 30).await;
-        relay.to.send_replace(address);
-        let truth = state(served.server()).await;
-        watching.sees(mode, &truth).await;
-        assert_eq!(watching.picture.lists, 2, "{mode}: it lists once more, and only once");
+        relay.target.send_replace(address);
+        let expected = stored_objects(served.server()).await;
+        watching.wait_for_objects(mode, &expected).await;
+        assert_eq!(watching.state.lists, 2, "{mode}: it lists once more, and only once");
     }
-    served.end().await;
+    served.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restarted_server_is_the_same_to_watchers() {
+async fn watchers_continue_after_a_restart_of_the_server() {
     with_disturbance(HistoryLimits::default(), |dir, mut served, relay| async move {
         for _ in 0..3 {
             tokio::time::sleep(Duration::from_millis(100)).await;
-            served.end().await;
+            served.stop().await;
             relay.cut();
             served = serve(dir.path(), HistoryLimits::default()).await;
-            relay.to.send_replace(served.server().address());
+            relay.target.send_replace(served.server().address());
             relay.cut();
         }
         (dir, served, relay)
@@ -340,7 +342,7 @@ async fn a_restarted_server_is_the_same_to_watchers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn compaction_under_writers_costs_lists_but_no_changes() {
+async fn compaction_causes_lists_but_loses_no_change() {
     with_disturbance(HistoryLimits { events: 2, ..HistoryLimits::default() }, |dir, served, relay| async move {
         for _ in 0..8 {
             tokio::time::sleep(Duration::from_millis(30)).await;

@@ -1,4 +1,4 @@
-//! The shapes on the wire that clients depend on, byte for byte where it matters.
+//! Status objects, watch streams and tables at the HTTP interface, as clients parse them.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,7 +10,7 @@ use futures::TryStreamExt;
 use kube::Client;
 use serde_json::{Value, json};
 
-const WAIT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
 async fn server() -> (tempfile::TempDir, ApiServer, Client) {
@@ -26,11 +26,11 @@ fn request(method: &str, path: &str, accept: &str, media: &str, body: &Value) ->
     builder.header("content-type", media).body(body).unwrap()
 }
 
-/// The answer, be it an object or a Status.
+/// The status code and the body, an object or a Status.
 async fn send(client: &Client, request: http::Request<Vec<u8>>) -> (u16, Value) {
     let response = client.send(request.map(Into::into)).await.unwrap();
     let code = response.status().as_u16();
-    assert!(response.headers().contains_key("content-type"), "every answer says what it is");
+    assert!(response.headers().contains_key("content-type"), "every reply has a content type");
     let bytes = http_body_util::BodyExt::collect(response.into_body()).await.unwrap().to_bytes();
     (code, serde_json::from_slice(&bytes).unwrap_or_else(|_| String::from_utf8_lossy(&bytes).into()))
 }
@@ -48,11 +48,12 @@ fn map(name: &str) -> Value {
     json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name }, "data": { "k": "v" } })
 }
 
-struct Lines<S>(S);
+struct EventStream<S>(S);
 
-impl<S: futures::Stream<Item = std::io::Result<String>> + Unpin> Lines<S> {
+impl<S: futures::Stream<Item = std::io::Result<String>> + Unpin> EventStream<S> {
     async fn next(&mut self) -> Option<Value> {
-        let line = tokio::time::timeout(WAIT, self.0.try_next()).await.expect("a line in time").unwrap();
+        let line =
+            tokio::time::timeout(TIMEOUT, self.0.try_next()).await.expect("an event before the timeout").unwrap();
         line.map(|l| serde_json::from_str(&l).expect("each line is one JSON object"))
     }
 }
@@ -61,23 +62,23 @@ async fn watch(
     client: &Client,
     path: &str,
     accept: &str,
-) -> Lines<impl futures::Stream<Item = std::io::Result<String>> + use<>> {
+) -> EventStream<impl futures::Stream<Item = std::io::Result<String>> + use<>> {
     let request = request("GET", path, accept, "application/json", &Value::Null);
-    Lines(Box::pin(client.request_stream(request).await.unwrap().lines()))
+    EventStream(Box::pin(client.request_stream(request).await.unwrap().lines()))
 }
 
 #[tokio::test]
-async fn the_two_conflicts_and_other_refusals() {
+async fn conflicts_and_other_errors() {
     let (_dir, _server, client) = server().await;
     let leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
     let lease = json!({ "metadata": { "name": "x" }, "spec": { "renewTime": "2026-01-02T03:04:05.123456Z" } });
-    let (code, made) = write(&client, "POST", leases, lease.clone()).await;
-    assert_eq!((code, &made["spec"]["renewTime"]), (201, &json!("2026-01-02T03:04:05.123456Z")));
+    let (code, created) = write(&client, "POST", leases, lease.clone()).await;
+    assert_eq!((code, &created["spec"]["renewTime"]), (201, &json!("2026-01-02T03:04:05.123456Z")));
     let details = json!({ "name": "x", "group": "coordination.k8s.io", "kind": "leases" });
     let (code, status) = write(&client, "POST", leases, lease.clone()).await;
     assert_eq!((code, &status["reason"], &status["details"]), (409, &json!("AlreadyExists"), &details));
     assert_eq!(status["message"], r#"leases.coordination.k8s.io "x" already exists"#);
-    let mut stale = made.clone();
+    let mut stale = created.clone();
     stale["metadata"]["resourceVersion"] = "1".into();
     let (code, status) = write(&client, "PUT", &format!("{leases}/x"), stale).await;
     assert_eq!((code, &status["reason"], &status["details"]), (409, &json!("Conflict"), &details));
@@ -116,11 +117,11 @@ async fn the_two_conflicts_and_other_refusals() {
 }
 
 #[tokio::test]
-async fn deletion_answers_with_the_object_or_a_status() {
+async fn deletion_returns_the_object_or_a_status() {
     let (_dir, _server, client) = server().await;
-    let (_, made) = write(&client, "POST", MAPS, map("a")).await;
+    let (_, created) = write(&client, "POST", MAPS, map("a")).await;
     let (code, status) = write(&client, "DELETE", &format!("{MAPS}/a"), Value::Null).await;
-    let details = json!({ "name": "a", "kind": "configmaps", "uid": made["metadata"]["uid"] });
+    let details = json!({ "name": "a", "kind": "configmaps", "uid": created["metadata"]["uid"] });
     assert_eq!((code, &status["status"], &status["details"]), (200, &json!("Success"), &details));
     let claims = "/api/v1/namespaces/default/persistentvolumeclaims";
     let spec = json!({ "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } });
@@ -132,7 +133,7 @@ async fn deletion_answers_with_the_object_or_a_status() {
 }
 
 #[tokio::test]
-async fn row_1_a_streaming_list_of_nothing_ends_with_its_bookmark() {
+async fn a_streaming_list_without_objects_ends_with_its_bookmark() {
     let (_dir, _server, client) = server().await;
     let path =
         format!("{MAPS}?watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan");
@@ -162,7 +163,7 @@ async fn a_watch_ends_at_its_deadline_with_a_bookmark() {
     let mut lines =
         watch(&client, &format!("{MAPS}?watch=1&allowWatchBookmarks=1&timeoutSeconds=1"), "application/json").await;
     assert_eq!(lines.next().await.unwrap()["type"], "ADDED", "without a version the state comes first");
-    // Writes elsewhere move the bookmark on.
+    // Writes to other resources advance the bookmark.
     let (_, pod) = write(&client, "POST", "/api/v1/namespaces", json!({ "metadata": { "name": "n" } })).await;
     let mark = lines.next().await.unwrap();
     assert_eq!(mark["type"], "BOOKMARK");
@@ -173,25 +174,25 @@ async fn a_watch_ends_at_its_deadline_with_a_bookmark() {
 }
 
 #[tokio::test]
-async fn tables_and_metadata_on_request() {
+async fn lists_are_tables_or_metadata_on_request() {
     let (_dir, _server, client) = server().await;
     write(&client, "POST", MAPS, map("a")).await;
     let table = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
-    let (_, shown) = send(&client, request("GET", MAPS, table, "", &Value::Null)).await;
-    assert_eq!((&shown["kind"], &shown["rows"][0]["cells"][1]), (&json!("Table"), &json!(1)));
-    assert_eq!(shown["columnDefinitions"][0]["format"], "name");
-    assert_eq!(shown["rows"][0]["object"]["kind"], "PartialObjectMetadata");
-    assert!(shown["metadata"]["resourceVersion"].is_string());
+    let (_, list) = send(&client, request("GET", MAPS, table, "", &Value::Null)).await;
+    assert_eq!((&list["kind"], &list["rows"][0]["cells"][1]), (&json!("Table"), &json!(1)));
+    assert_eq!(list["columnDefinitions"][0]["format"], "name");
+    assert_eq!(list["rows"][0]["object"]["kind"], "PartialObjectMetadata");
+    assert!(list["metadata"]["resourceVersion"].is_string());
     let mut lines = watch(&client, &format!("{MAPS}?watch=1"), table).await;
     let first = lines.next().await.unwrap();
     assert_eq!(first["object"]["columnDefinitions"].as_array().unwrap().len(), 3);
     write(&client, "POST", MAPS, map("b")).await;
     assert!(lines.next().await.unwrap()["object"]["columnDefinitions"].as_array().unwrap().is_empty());
     let partial = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io,application/json";
-    let (_, shown) = send(&client, request("GET", MAPS, partial, "", &Value::Null)).await;
-    assert_eq!(shown["kind"], "PartialObjectMetadataList");
-    assert_eq!(shown["items"][1]["metadata"]["name"], "b");
-    assert!(shown["items"][1].get("data").is_none());
+    let (_, list) = send(&client, request("GET", MAPS, partial, "", &Value::Null)).await;
+    assert_eq!(list["kind"], "PartialObjectMetadataList");
+    assert_eq!(list["items"][1]["metadata"]["name"], "b");
+    assert!(list["items"][1].get("data").is_none());
 }
 
 #[tokio::test]
@@ -210,8 +211,8 @@ async fn every_kind_lists_as_json_table_and_metadata_even_when_empty() {
             assert_eq!(list["kind"], format!("{}List", resource["kind"].as_str().unwrap()));
             assert!(list["items"].is_array() && number(&list) > 0, "{path}");
             let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
-            let (_, shown) = send(&client, request("GET", &path, table, "", &Value::Null)).await;
-            assert!(shown["columnDefinitions"].as_array().is_some_and(|c| c.len() > 1), "{path}");
+            let (_, list) = send(&client, request("GET", &path, table, "", &Value::Null)).await;
+            assert!(list["columnDefinitions"].as_array().is_some_and(|c| c.len() > 1), "{path}");
         }
     }
 }
@@ -220,10 +221,10 @@ async fn every_kind_lists_as_json_table_and_metadata_even_when_empty() {
 async fn dry_runs_leave_nothing_behind() {
     let (_dir, _server, client) = server().await;
     let (_, before) = get(&client, MAPS).await;
-    let (code, made) = write(&client, "POST", &format!("{MAPS}?dryRun=All"), map("a")).await;
+    let (code, created) = write(&client, "POST", &format!("{MAPS}?dryRun=All"), map("a")).await;
     assert_eq!(code, 201);
-    assert!(made["metadata"]["uid"].is_string() && made["metadata"].get("resourceVersion").is_none());
-    // The server itself still writes its first objects elsewhere: only what is listed counts, not at which revision.
+    assert!(created["metadata"]["uid"].is_string() && created["metadata"].get("resourceVersion").is_none());
+    // The server still writes its initial objects, so the revision may differ. Only the items are compared.
     assert_eq!(get(&client, MAPS).await.1["items"], before["items"]);
     let warned = request("POST", MAPS, "*/*", "", &json!({ "metadata": { "name": "b" }, "extra": 1 }));
     let response = client.send(warned.map(Into::into)).await.unwrap();

@@ -1,4 +1,5 @@
-//! PATCH by server-side apply: the body is everything its manager wants, and ownership decides what that means.
+//! PATCH by server-side apply. The body lists the fields that its manager wants to own. Field ownership decides which fields
+//! change, which are removed, and which conflict with another manager.
 
 use bytes::BytesMut;
 use cleat_apimachinery::address::ObjectAddress;
@@ -7,12 +8,12 @@ use cleat_apimachinery::part::ObjectPart;
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::write::{Origin, insert, modify};
+use super::write::{UpdateSource, insert, modify};
 use super::{decode, read};
-use crate::api::Api;
-use crate::http::Call;
+use crate::http::ResourceRequest;
 use crate::http::query::FieldValidation;
 use crate::http::reply::Reply;
+use crate::state::ServerState;
 use cleat_apimachinery::error::{ApiError, ApplyCause};
 use cleat_apimachinery::field::FieldError;
 use cleat_apimachinery::field_ownership::{self, ApplyError, Conflict, Operation, RawManagedFields};
@@ -20,74 +21,80 @@ use cleat_apimachinery::kind::{Object, Source};
 use cleat_apimachinery::managed_fields::{Document, Tracker};
 use cleat_apimachinery::render;
 
-/// The manager that keeps the annotation of client-side apply true.
-const KUBECTL: &str = "kubectl";
-/// Reading YAML takes much of the stack for every level; deeper objects are sent as JSON.
-const DEPTH: usize = 48;
+/// kubectl's default manager name. Its applies also update the annotation of client-side apply.
+const KUBECTL_MANAGER: &str = "kubectl";
+/// The YAML parser uses much stack per level. Objects that are nested deeper must be sent as JSON.
+const MAX_YAML_DEPTH: usize = 48;
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-pub(crate) async fn apply(api: &Api, call: &Call, at: ObjectAddress<'_>, part: ObjectPart) -> Result<Reply, ApiError> {
-    let effect = call.query.effect("PatchOptions")?;
-    let validation = call.query.field_validation("PatchOptions")?;
-    let manager = call.query.field_manager("PatchOptions", "")?;
+pub(crate) async fn apply(
+    state: &ServerState,
+    request: &ResourceRequest,
+    at: ObjectAddress<'_>,
+    part: ObjectPart,
+) -> Result<Reply, ApiError> {
+    let mode = request.query.write_mode("PatchOptions")?;
+    let validation = request.query.field_validation("PatchOptions")?;
+    let manager = request.query.field_manager("PatchOptions", "")?;
     if manager.is_empty() {
         let error = FieldError::required("fieldManager", "is required for apply patch");
         return Err(ApiError::invalid_option("PatchOptions", error));
     }
-    let (config, warnings) = configuration(at, call.text(), validation)?;
-    let request = Request {
+    let (config, warnings) = parse_configuration(at, request.encoded_body(), validation)?;
+    let apply = ApplyRequest {
         at,
         tracker: Tracker::new(at.kind, part, Operation::Apply, &manager),
-        is_kubectl: manager == KUBECTL,
+        is_kubectl: manager == KUBECTL_MANAGER,
         config,
-        force: call.query.force().unwrap_or(false),
+        force: request.query.force().unwrap_or(false),
     };
     loop {
-        let mut change = |current: &Current<'_>| request.onto(current);
-        let outcome = modify(api, &call.actor, at, part, Origin::Patch, effect, &mut change).await;
+        let mut change = |current: &Current<'_>| apply.to_current(current);
+        let outcome = modify(state, &request.actor, at, part, UpdateSource::Patch, mode, &mut change).await;
         let (code, written) = match outcome {
             Err(ApiError::NotFound { .. }) if part == ObjectPart::Main => {
-                match insert(api, &call.actor, at.kind, at.namespace, request.fresh()?, effect).await {
-                    // Somebody else made it in between: then this is a change of theirs.
+                match insert(state, &request.actor, at.kind, at.namespace, apply.to_new_object()?, mode).await {
+                    // Another client created the object in the meantime: apply to that object.
                     Err(ApiError::AlreadyExists { .. }) => continue,
-                    made => (StatusCode::CREATED, made?),
+                    created => (StatusCode::CREATED, created?),
                 }
             }
             other => (StatusCode::OK, other?),
         };
-        return Ok(read::written(call, at.kind, code, written)?.with_warnings(warnings));
+        return Ok(read::render_written(request, at.kind, code, written)?.with_warnings(warnings));
     }
 }
 
-/// The body, checked for what must and must not be in it.
-fn configuration(
+/// Decodes the body and checks its apiVersion, its kind and that it has no managedFields. Returns it with the warnings about
+/// duplicate fields.
+fn parse_configuration(
     at: ObjectAddress<'_>,
     body: &[u8],
     validation: FieldValidation,
 ) -> Result<(Value, Vec<String>), ApiError> {
     let bad = |why: String| ApiError::BadRequest(why);
-    // JSON is YAML, and the common case.
+    // Most clients send JSON, which is also valid YAML; the JSON parser is faster.
     let config: Value = match serde_json::from_slice(body) {
         Ok(config) => config,
         Err(_) => {
-            let options = serde_saphyr::options! { budget: serde_saphyr::budget! { max_depth: DEPTH } };
-            let read = serde_saphyr::from_slice_with_options(body, options);
-            read.map_err(|e| {
-                let text = e.to_string();
-                bad(format!("error decoding YAML: {}", text.lines().next().unwrap_or_default()))
+            let options = serde_saphyr::options! { budget: serde_saphyr::budget! { max_depth: MAX_YAML_DEPTH } };
+            let parsed = serde_saphyr::from_slice_with_options(body, options);
+            parsed.map_err(|e| {
+                let message = e.to_string();
+                bad(format!("error decoding YAML: {}", message.lines().next().unwrap_or_default()))
             })?
         }
     };
     if !config.is_object() {
         return Err(bad("error decoding YAML: the configuration is not an object".into()));
     }
-    let repeated = decode::repeated(body, validation);
-    if validation == FieldValidation::Strict && !repeated.is_empty() {
-        return Err(bad(format!("error strict decoding YAML: {}", repeated.join(", "))));
+    let duplicates = decode::duplicate_fields(body, validation);
+    if validation == FieldValidation::Strict && !duplicates.is_empty() {
+        return Err(bad(format!("error strict decoding YAML: {}", duplicates.join(", "))));
     }
     let d = at.descriptor();
-    let text = |pointer: &str| config.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
-    let (version, kind) = (text("/apiVersion"), text("/kind"));
+    let string_at = |pointer: &str| config.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+    let (version, kind) = (string_at("/apiVersion"), string_at("/kind"));
     if version != d.api_version() {
         return Err(bad(format!(
             "Incorrect version specified in apply patch. Specified patch version: {version}, expected: {}",
@@ -103,10 +110,10 @@ fn configuration(
     if config.pointer("/metadata/managedFields").is_some_and(|m| !m.is_null()) {
         return Err(bad("metadata.managedFields must be nil".into()));
     }
-    Ok((config, repeated))
+    Ok((config, duplicates))
 }
 
-struct Request<'a> {
+struct ApplyRequest<'a> {
     at: ObjectAddress<'a>,
     tracker: Tracker<'a>,
     is_kubectl: bool,
@@ -114,17 +121,17 @@ struct Request<'a> {
     force: bool,
 }
 
-impl Request<'_> {
-    /// The object that applying to nothing makes.
-    fn fresh(&self) -> Result<Document, ApiError> {
+impl ApplyRequest<'_> {
+    /// The object to create if none exists.
+    fn to_new_object(&self) -> Result<Document, ApiError> {
         if let Some(uid) = self.config.pointer("/metadata/uid").and_then(Value::as_str).filter(|u| !u.is_empty()) {
             let why =
                 format!("uid mismatch: the provided object specified uid {uid}, and no existing object was found");
             return Err(ApiError::conflict(self.at.descriptor(), self.at.name, why));
         }
         let applied = self.tracker.apply(&json!({}), &RawManagedFields::default(), &self.config, self.force);
-        let (object, owners) = applied.map_err(|e| self.refusal(e))?;
-        let object = self.decoded(object.unwrap_or_else(|| json!({})))?;
+        let (object, owners) = applied.map_err(|e| self.api_error(e))?;
+        let object = self.decode(object.unwrap_or_else(|| json!({})))?;
         let name = object.meta().name.clone().unwrap_or_default();
         if name != self.at.name {
             let why = format!("the name of the object ({name}) does not match the name on the URL ({})", self.at.name);
@@ -133,54 +140,58 @@ impl Request<'_> {
         Ok(Document { object, owners })
     }
 
-    fn onto(&self, current: &Current<'_>) -> Result<Document, ApiError> {
-        let live = self.live(current)?;
-        let try_with = |force| self.tracker.apply(&live, &current.divided.owners, &self.config, force);
-        let applied = match try_with(self.force) {
+    /// The object after the configuration is applied to the stored one.
+    fn to_current(&self, current: &Current<'_>) -> Result<Document, ApiError> {
+        let live = self.live_value(current)?;
+        let apply = |force| self.tracker.apply(&live, &current.divided.owners, &self.config, force);
+        let applied = match apply(self.force) {
             Err(ApplyError::Conflicts(conflicts)) if self.is_kubectl => {
-                // What kubectl itself set by client-side apply, and nobody has changed since, is its own.
-                let own = self.last_applied(&live);
-                let left: Vec<Conflict> = conflicts.into_iter().filter(|c| !own.contains(&c.path)).collect();
-                if left.is_empty() { try_with(true) } else { Err(ApplyError::Conflicts(left)) }
+                // Fields that kubectl set by client-side apply and that have not changed since belong to kubectl: they are no conflict.
+                let own = self.unchanged_since_client_side_apply(&live);
+                let remaining: Vec<Conflict> = conflicts.into_iter().filter(|c| !own.contains(&c.path)).collect();
+                if remaining.is_empty() { apply(true) } else { Err(ApplyError::Conflicts(remaining)) }
             }
             other => other,
         };
-        let (object, owners) = applied.map_err(|e| self.refusal(e))?;
+        let (object, owners) = applied.map_err(|e| self.api_error(e))?;
         let mut object = match object {
-            Some(value) => self.decoded(value)?,
+            Some(value) => self.decode(value)?,
             None => current.object.copy(),
         };
         if self.is_kubectl
-            && let Some(noted) = object.meta_mut().annotations.as_mut().and_then(|a| a.get_mut(LAST_APPLIED))
+            && let Some(annotation) = object.meta_mut().annotations.as_mut().and_then(|a| a.get_mut(LAST_APPLIED))
         {
-            *noted = self.noted();
+            *annotation = self.last_applied_annotation();
         }
         Ok(Document { object, owners })
     }
 
-    fn live(&self, current: &Current<'_>) -> Result<Value, ApiError> {
+    fn live_value(&self, current: &Current<'_>) -> Result<Value, ApiError> {
         let damaged = |e: serde_json::Error| ApiError::Internal(format!("a stored object cannot be read: {e}"));
         let mut bytes = BytesMut::new();
         render::text(&mut bytes, self.at.descriptor(), &current.divided.text, current.stored.revision);
         serde_json::from_slice(&bytes).map_err(damaged)
     }
 
-    fn decoded(&self, mut value: Value) -> Result<Box<dyn Object>, ApiError> {
+    fn decode(&self, mut value: Value) -> Result<Box<dyn Object>, ApiError> {
         self.at.kind.schema().root().drop_zeros(&mut value);
-        self.at.kind.decode(Source::Value(value)).map_err(|e| self.refusal(ApplyError::Shape(e.to_string())))
+        self.at.kind.decode(Source::Value(value)).map_err(|e| self.api_error(ApplyError::Shape(e.to_string())))
     }
 
-    /// The fields client-side apply wrote and that still are as it wrote them.
-    fn last_applied(&self, live: &Value) -> Vec<String> {
-        let noted = live["metadata"]["annotations"][LAST_APPLIED].as_str().unwrap_or_default();
-        let Ok(noted) = serde_json::from_str::<Value>(noted) else { return Vec::new() };
+    /// The paths of the fields that client-side apply wrote and whose values have not changed since.
+    fn unchanged_since_client_side_apply(&self, live: &Value) -> Vec<String> {
+        let annotation = live["metadata"]["annotations"][LAST_APPLIED].as_str().unwrap_or_default();
+        let Ok(last_applied) = serde_json::from_str::<Value>(annotation) else { return Vec::new() };
         let schema = self.at.kind.schema();
-        let changed = field_ownership::difference(schema, &noted, live);
-        field_ownership::fields(schema, &noted).difference(&changed.modified).difference(&changed.removed).paths()
+        let changed = field_ownership::difference(schema, &last_applied, live);
+        field_ownership::fields(schema, &last_applied)
+            .difference(&changed.modified)
+            .difference(&changed.removed)
+            .paths()
     }
 
-    /// The configuration as the annotation holds it.
-    fn noted(&self) -> String {
+    /// The value of the annotation `last-applied-configuration` for this configuration.
+    fn last_applied_annotation(&self) -> String {
         let mut config = self.config.clone();
         if let Some(Value::Object(annotations)) = config.pointer_mut("/metadata/annotations") {
             annotations.remove(LAST_APPLIED);
@@ -188,9 +199,9 @@ impl Request<'_> {
         format!("{config}\n")
     }
 
-    fn refusal(&self, error: ApplyError) -> ApiError {
+    fn api_error(&self, error: ApplyError) -> ApiError {
         match error {
-            ApplyError::Conflicts(conflicts) => conflict(conflicts),
+            ApplyError::Conflicts(conflicts) => conflict_error(conflicts),
             ApplyError::Shape(why) => {
                 let d = self.at.descriptor();
                 let name = match self.at.namespace {
@@ -207,7 +218,7 @@ impl Request<'_> {
     }
 }
 
-fn conflict(mut conflicts: Vec<Conflict>) -> ApiError {
+fn conflict_error(mut conflicts: Vec<Conflict>) -> ApiError {
     conflicts.sort_by(|a, b| {
         let key = |c: &Conflict| (c.with.manager.clone(), c.with.operation, c.with.subresource.clone());
         key(a).cmp(&key(b)).then_with(|| a.path.cmp(&b.path))

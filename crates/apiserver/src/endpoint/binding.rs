@@ -1,4 +1,4 @@
-//! `pods/binding`: gives a pod its node, once.
+//! `pods/binding`: sets a pod's node. A pod that has a node already is refused.
 
 use cleat_apimachinery::address::ObjectAddress;
 use cleat_apimachinery::managed_fields::Current;
@@ -7,18 +7,22 @@ use http::{Method, StatusCode};
 use k8s_openapi::api::core::v1::{Binding, Pod};
 use serde_json::json;
 
-use super::write::{Origin, modify};
-use crate::api::Api;
-use crate::http::Call;
+use super::write::{UpdateSource, modify};
+use crate::http::ResourceRequest;
 use crate::http::reply::Reply;
+use crate::state::ServerState;
 use cleat_apimachinery::error::ApiError;
 use cleat_apimachinery::kind::typed_mut;
 use cleat_apimachinery::meta;
 use cleat_auth::request_info::ResourcePath;
 
-pub(crate) async fn bind(api: &Api, call: &Call, at: ObjectAddress<'_>) -> Result<Reply, ApiError> {
-    let effect = call.query.effect("CreateOptions")?;
-    let binding: Binding = serde_json::from_slice(call.text())
+pub(crate) async fn bind(
+    state: &ServerState,
+    request: &ResourceRequest,
+    at: ObjectAddress<'_>,
+) -> Result<Reply, ApiError> {
+    let mode = request.query.write_mode("CreateOptions")?;
+    let binding: Binding = serde_json::from_slice(request.encoded_body())
         .map_err(|e| ApiError::BadRequest(format!("the binding cannot be read: {e}")))?;
     let node = binding.target.name.clone().unwrap_or_default();
     if node.is_empty() {
@@ -31,39 +35,39 @@ pub(crate) async fn bind(api: &Api, call: &Call, at: ObjectAddress<'_>) -> Resul
         assign(at, typed_mut::<Pod>(&mut *new.object), &binding, &node)?;
         Ok(new)
     };
-    modify(api, &call.actor, at, ObjectPart::Whole, Origin::Server, effect, &mut change).await?;
+    modify(state, &request.actor, at, ObjectPart::Whole, UpdateSource::Server, mode, &mut change).await?;
     let status = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201 });
     Ok(Reply::json(StatusCode::CREATED, &status))
 }
 
-/// A binding may also be posted to a collection of its own; it names its pod.
-pub(crate) fn is_collection(call: &Call, target: &ResourcePath) -> bool {
-    target.group.is_empty() && target.plural == "bindings" && target.name.is_none() && call.method == Method::POST
+/// Returns true for a POST to `bindings`. Such a request means `pods/NAME/binding`, with the pod's name from the body.
+pub(crate) fn is_bindings_collection(request: &ResourceRequest, target: &ResourcePath) -> bool {
+    target.group.is_empty() && target.plural == "bindings" && target.name.is_none() && request.method == Method::POST
 }
 
-pub(crate) fn redirected(call: &Call, target: &ResourcePath) -> Result<ResourcePath, ApiError> {
-    let binding: Binding = serde_json::from_slice(call.text())
+pub(crate) fn pod_binding_path(request: &ResourceRequest, target: &ResourcePath) -> Result<ResourcePath, ApiError> {
+    let binding: Binding = serde_json::from_slice(request.encoded_body())
         .map_err(|e| ApiError::BadRequest(format!("the binding cannot be read: {e}")))?;
     let name = binding.metadata.name;
     Ok(ResourcePath { plural: "pods".into(), name, subresource: Some("binding".into()), ..target.clone() })
 }
 
 fn assign(at: ObjectAddress<'_>, pod: &mut Pod, binding: &Binding, node: &str) -> Result<(), ApiError> {
-    let refuse = |why: String| Err(ApiError::conflict(at.descriptor(), at.name, why));
+    let conflict = |why: String| Err(ApiError::conflict(at.descriptor(), at.name, why));
     if let (Some(wanted), Some(found)) = (&binding.metadata.uid, &pod.metadata.uid)
         && wanted != found
     {
         return Err(ApiError::precondition(at.descriptor(), at.name, "UID", wanted, found));
     }
     if pod.metadata.deletion_timestamp.is_some() {
-        return refuse(format!("pod {} is being deleted, cannot be assigned to a host", at.name));
+        return conflict(format!("pod {} is being deleted, cannot be assigned to a host", at.name));
     }
     let spec = pod.spec.get_or_insert_default();
     if let Some(assigned) = spec.node_name.as_deref().filter(|n| !n.is_empty()) {
-        return refuse(format!("pod {} is already assigned to node {assigned:?}", at.name));
+        return conflict(format!("pod {} is already assigned to node {assigned:?}", at.name));
     }
     if spec.scheduling_gates.as_ref().is_some_and(|g| !g.is_empty()) {
-        return refuse(format!("pod {} has non-empty .spec.schedulingGates", at.name));
+        return conflict(format!("pod {} has non-empty .spec.schedulingGates", at.name));
     }
     spec.node_name = Some(node.into());
     let annotations = binding.metadata.annotations.clone().unwrap_or_default();

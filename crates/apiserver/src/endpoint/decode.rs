@@ -1,4 +1,4 @@
-//! From a request body to an object of the kind the URL names.
+//! Decodes request bodies and patch results into objects of the kind that the URL names, and applies `fieldValidation`.
 
 use bytes::Bytes;
 use cleat_apimachinery::address::ObjectAddress;
@@ -6,17 +6,16 @@ use cleat_apimachinery::cache::body_shape::{BodyShape, BodySource};
 use serde::Deserialize;
 use serde_json::error::Category;
 
-use crate::http::Call;
-use crate::http::body::REQUEST_LIMIT;
+use crate::http::ResourceRequest;
+use crate::http::body::MAX_BODY_BYTES;
 use crate::http::query::FieldValidation;
+use crate::http::reply::JSON;
 use cleat_apimachinery::error::{ApiError, GroupKind};
 use cleat_apimachinery::field::FieldError;
 use cleat_apimachinery::kind::{Kind, Object, Source};
 use cleat_apimachinery::meta;
 use cleat_apimachinery::schema::Schema;
 use cleat_apimachinery::strict::{self, Findings};
-
-const ACCEPTED: &str = "application/json";
 
 #[derive(Deserialize)]
 struct TypeMeta {
@@ -26,81 +25,94 @@ struct TypeMeta {
     kind: Option<String>,
 }
 
-/// What a client wants to be stored.
-pub(crate) struct Sent {
+/// The object of a request body.
+pub(crate) struct DecodedBody {
     pub(crate) object: Box<dyn Object>,
     pub(crate) warnings: Vec<String>,
-    /// The object as it is encoded with its defaults, if that is known already.
-    pub(crate) text: Option<Bytes>,
+    /// The object with its defaults, encoded. Set only if the body came as an object and was encoded for a check anyway.
+    pub(crate) encoded: Option<Bytes>,
 }
 
-pub(crate) fn body(call: &Call, kind: &dyn Kind, validation: FieldValidation) -> Result<Sent, ApiError> {
-    let media = call.content_type.as_deref().unwrap_or_default().split(';').next().unwrap_or_default().trim();
-    if !matches!(media, "" | "application/json" | "*/*") {
-        return Err(ApiError::UnsupportedMediaType(ACCEPTED));
+pub(crate) fn decode_body(
+    request: &ResourceRequest,
+    kind: &dyn Kind,
+    validation: FieldValidation,
+) -> Result<DecodedBody, ApiError> {
+    let media = request.content_type.as_deref().unwrap_or_default().split(';').next().unwrap_or_default().trim();
+    if !matches!(media, "" | JSON | "*/*") {
+        return Err(ApiError::UnsupportedMediaType(JSON));
     }
-    let adopted = call.adopted(kind, |mut object| {
+    let typed = request.take_object(kind, |mut object| {
         meta::normalise(object.meta_mut());
         kind.default(&mut *object);
-        let text = Bytes::from(object.encode());
-        // What else would be said about the text, and what is not kept of it, is for those who read it.
-        let plain = object.meta().managed_fields.is_none()
-            && BodyShape::of(BodySource::Request, &text).cached(kind.caches()) == Some(false);
-        (plain.then(|| Sent { object, warnings: Vec::new(), text: Some(text.clone()) }), text)
+        let encoded = Bytes::from(object.encode());
+        // The object is used without decoding only if decoding its JSON would change nothing and give no warnings: it has no
+        // managedFields, and the shape cache says that a body of this shape has no findings and no zero values to drop.
+        let is_plain = object.meta().managed_fields.is_none()
+            && BodyShape::of(BodySource::Request, &encoded).cached(kind.caches()) == Some(false);
+        (is_plain.then(|| DecodedBody { object, warnings: Vec::new(), encoded: Some(encoded.clone()) }), encoded)
     });
-    if call.text().len() > REQUEST_LIMIT {
-        return Err(ApiError::TooLarge { limit: REQUEST_LIMIT });
+    if request.encoded_body().len() > MAX_BODY_BYTES {
+        return Err(ApiError::TooLarge { limit: MAX_BODY_BYTES });
     }
-    if let Some(sent) = adopted.flatten() {
-        return Ok(sent);
+    if let Some(decoded) = typed.flatten() {
+        return Ok(decoded);
     }
-    let (object, warnings) = read(call.text(), kind, validation)?;
-    Ok(Sent { object, warnings, text: None })
+    let (object, warnings) = decode_json(request.encoded_body(), kind, validation)?;
+    Ok(DecodedBody { object, warnings, encoded: None })
 }
 
-/// The object of a text, and the warnings about it.
-fn read(body: &[u8], kind: &dyn Kind, validation: FieldValidation) -> Result<(Box<dyn Object>, Vec<String>), ApiError> {
-    // A body that says `null` says nothing, like an object without fields.
-    let text: &[u8] = if body.trim_ascii() == b"null" { b"{}" } else { body };
-    let shape = BodyShape::of(BodySource::Request, text);
-    // A text that cannot be read says why only when it is looked at anew.
+/// The object of an encoded body, and the warnings about it.
+fn decode_json(
+    body: &[u8],
+    kind: &dyn Kind,
+    validation: FieldValidation,
+) -> Result<(Box<dyn Object>, Vec<String>), ApiError> {
+    // The body `null` means the same as an object without fields.
+    let json: &[u8] = if body.trim_ascii() == b"null" { b"{}" } else { body };
+    let shape = BodyShape::of(BodySource::Request, json);
+    // A body of a cached shape has no findings. If it cannot be decoded, the full check below finds the error to report.
     if let Some(zeros) = shape.cached(kind.caches())
-        && let Ok(object) = kept(kind, Source::Bytes(text), zeros)
+        && let Ok(object) = decode_without_zeros(kind, Source::Bytes(json), zeros)
     {
         return Ok((object, Vec::new()));
     }
-    check_type(kind, text)?;
-    let mut object = kind.decode(Source::Bytes(text)).map_err(|e| unreadable(kind, e))?;
-    let findings = strict::of_text(kind.schema(), text);
+    check_type(kind, json)?;
+    let mut object = kind.decode(Source::Bytes(json)).map_err(|e| decode_error(kind, e))?;
+    let findings = strict::of_text(kind.schema(), json);
     shape.insert(kind.caches(), &findings);
     if let Some(fault) = findings.fault {
-        return Err(unreadable(kind, fault));
+        return Err(decode_error(kind, fault));
     }
     if findings.zeros {
-        object = kept(kind, Source::Bytes(text), true).map_err(|e| unreadable(kind, e))?;
+        object = decode_without_zeros(kind, Source::Bytes(json), true).map_err(|e| decode_error(kind, e))?;
     }
-    let found = match validation {
+    let warnings = match validation {
         FieldValidation::Ignore => Vec::new(),
         FieldValidation::Warn | FieldValidation::Strict => findings.complaints,
     };
-    judge(kind, object, found, validation)
+    refuse_if_strict(kind, object, warnings, validation)
 }
 
-/// The object of a text, which may hold values that are not kept.
-fn kept(kind: &dyn Kind, source: Source<'_>, zeros: bool) -> Result<Box<dyn Object>, serde_json::Error> {
-    let text = match source {
-        Source::Bytes(text) if zeros => text,
-        Source::Made(text) if zeros => text.as_bytes(),
+/// Decodes JSON. If `zeros` is true the JSON has zero values that Kubernetes does not store; they are removed first.
+fn decode_without_zeros(
+    kind: &dyn Kind,
+    source: Source<'_>,
+    zeros: bool,
+) -> Result<Box<dyn Object>, serde_json::Error> {
+    let json = match source {
+        Source::Bytes(json) if zeros => json,
+        Source::Made(json) if zeros => json.as_bytes(),
         whole => return kind.decode(whole),
     };
-    let mut value = serde_json::from_slice(text)?;
+    let mut value = serde_json::from_slice(json)?;
     kind.schema().root().drop_zeros(&mut value);
     kind.decode(Source::Value(value))
 }
 
 fn check_type(kind: &dyn Kind, body: &[u8]) -> Result<(), ApiError> {
     let d = kind.descriptor();
-    let found: TypeMeta = serde_json::from_slice(body).map_err(|e| unrecognized(kind, body, &e))?;
+    let found: TypeMeta = serde_json::from_slice(body).map_err(|e| unknown_type_error(kind, body, &e))?;
     let version = d.api_version();
     if let Some(sent) = found.api_version.filter(|v| !v.is_empty() && *v != version) {
         return Err(ApiError::BadRequest(format!(
@@ -116,53 +128,54 @@ fn check_type(kind: &dyn Kind, body: &[u8]) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// What a patch itself says twice.
-pub(crate) fn repeated(patch: &[u8], validation: FieldValidation) -> Vec<String> {
+/// Warnings about fields that occur twice in a patch. None if unknown fields are ignored.
+pub(crate) fn duplicate_fields(patch: &[u8], validation: FieldValidation) -> Vec<String> {
     match validation {
         FieldValidation::Ignore => Vec::new(),
         FieldValidation::Warn | FieldValidation::Strict => strict::of_text(Schema::unknown(), patch).complaints,
     }
 }
 
-/// The object a patch has made.
-pub(crate) fn patched(
+/// Decodes the result of a patch, `patched`, and adds warnings about it to those about the patch itself.
+pub(crate) fn decode_patched(
     at: ObjectAddress<'_>,
-    shown: String,
+    patched: String,
     patch: &[u8],
-    repeated: Vec<String>,
+    duplicates: Vec<String>,
     validation: FieldValidation,
 ) -> Result<(Box<dyn Object>, Vec<String>), ApiError> {
-    // What is wrong here is the patch, not yet an object with a kind and a name.
-    let refused = |shown: &str, why: String| {
+    // The error is about the patch: it names neither the kind nor the object.
+    let invalid_patch = |value: &str, why: String| {
         let kind = GroupKind { group: String::new(), kind: String::new() };
-        ApiError::Invalid { kind, name: String::new(), errors: vec![FieldError::invalid("patch", shown, why)] }
+        ApiError::Invalid { kind, name: String::new(), errors: vec![FieldError::invalid("patch", value, why)] }
     };
-    let shape = BodyShape::of(BodySource::Patch, shown.as_bytes());
+    let shape = BodyShape::of(BodySource::Patch, patched.as_bytes());
     let findings = match shape.cached(at.kind.caches()) {
         Some(zeros) => Findings { zeros, ..Findings::default() },
         None => {
-            let found = strict::of_text(at.kind.schema(), shown.as_bytes());
-            shape.insert(at.kind.caches(), &found);
-            found
+            let findings = strict::of_text(at.kind.schema(), patched.as_bytes());
+            shape.insert(at.kind.caches(), &findings);
+            findings
         }
     };
     if let Some(fault) = findings.fault {
-        return Err(refused(&shown, fault));
+        return Err(invalid_patch(&patched, fault));
     }
     let unknown = if validation == FieldValidation::Ignore { Vec::new() } else { findings.complaints };
-    let decoded = kept(at.kind, Source::Made(&shown), findings.zeros);
-    let object = decoded.map_err(|e| refused(&shown, e.to_string()))?;
-    let blamed = if unknown.is_empty() { String::from_utf8_lossy(patch) } else { shown.into() };
-    let mut warnings = repeated;
+    let decoded = decode_without_zeros(at.kind, Source::Made(&patched), findings.zeros);
+    let object = decoded.map_err(|e| invalid_patch(&patched, e.to_string()))?;
+    // Unknown fields are reported with the patched object, duplicate fields with the patch.
+    let reported = if unknown.is_empty() { String::from_utf8_lossy(patch) } else { patched.into() };
+    let mut warnings = duplicates;
     warnings.extend(unknown);
     if validation == FieldValidation::Strict && !warnings.is_empty() {
-        return Err(refused(&blamed, format!("strict decoding error: {}", warnings.join(", "))));
+        return Err(invalid_patch(&reported, format!("strict decoding error: {}", warnings.join(", "))));
     }
     Ok((object, warnings))
 }
 
-/// Acts on unknown and duplicate fields.
-fn judge(
+/// Returns the object with its warnings, or an error if there are warnings and the validation is strict.
+fn refuse_if_strict(
     kind: &dyn Kind,
     object: Box<dyn Object>,
     warnings: Vec<String>,
@@ -180,11 +193,11 @@ fn judge(
     Ok((object, warnings))
 }
 
-/// What is said of a body that does not even show what kind it is of.
-fn unrecognized(kind: &dyn Kind, body: &[u8], error: &serde_json::Error) -> ApiError {
+/// The error for a body whose apiVersion and kind cannot be read. Clients know its text from the Go implementation.
+fn unknown_type_error(kind: &dyn Kind, body: &[u8], error: &serde_json::Error) -> ApiError {
     let start = body.trim_ascii_start().first().copied();
     if start == Some(b'{') && error.is_data() {
-        return unreadable(kind, error);
+        return decode_error(kind, error);
     }
     let not_an_object = |what: &str| {
         let wanted =
@@ -211,7 +224,7 @@ fn unrecognized(kind: &dyn Kind, body: &[u8], error: &serde_json::Error) -> ApiE
     ))
 }
 
-fn unreadable(kind: &dyn Kind, error: impl std::fmt::Display) -> ApiError {
+fn decode_error(kind: &dyn Kind, error: impl std::fmt::Display) -> ApiError {
     let d = kind.descriptor();
     ApiError::BadRequest(format!("{0} in version {1:?} cannot be handled as a {0}: {error}", d.kind, d.version))
 }

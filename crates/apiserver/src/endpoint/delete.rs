@@ -7,13 +7,13 @@ use http::StatusCode;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, Time};
 
-use super::write::{Written, is_free};
+use super::write::{WrittenObject, is_removable};
 use super::{list, read};
 use crate::admission;
-use crate::api::Api;
-use crate::http::Call;
-use crate::http::query::Effect;
+use crate::http::ResourceRequest;
+use crate::http::query::WriteMode;
 use crate::http::reply::Reply;
+use crate::state::ServerState;
 use cleat_apimachinery::address::ObjectAddress;
 use cleat_apimachinery::descriptor::DeleteReply;
 use cleat_apimachinery::error::ApiError;
@@ -25,65 +25,73 @@ use cleat_apimachinery::render::Stored;
 use cleat_auth::actor::Actor;
 use cleat_auth::write_authorization;
 
-const ORPHAN: &str = "orphan";
-const FOREGROUND: &str = "foregroundDeletion";
+const ORPHAN_FINALIZER: &str = "orphan";
+const FOREGROUND_FINALIZER: &str = "foregroundDeletion";
 
-/// What became of the object.
-pub(crate) enum Outcome {
+/// The result of a delete request.
+pub(crate) enum DeleteOutcome {
+    /// The object is gone; this was its last state.
     Removed(Stored),
-    /// Something still holds it.
-    Waiting(Written),
+    /// The object is marked for deletion and waits for its finalizers or its grace period.
+    Pending(WrittenObject),
 }
 
-pub(crate) async fn delete(api: &Api, call: &Call, at: ObjectAddress<'_>) -> Result<Reply, ApiError> {
-    let (options, effect) = options(call)?;
-    match remove(api, &call.actor, at, &options, effect).await? {
-        Outcome::Removed(stored) if at.descriptor().delete_reply == DeleteReply::Status => {
+pub(crate) async fn delete(
+    state: &ServerState,
+    request: &ResourceRequest,
+    at: ObjectAddress<'_>,
+) -> Result<Reply, ApiError> {
+    let (options, mode) = delete_options(request)?;
+    match remove(state, &request.actor, at, &options, mode).await? {
+        DeleteOutcome::Removed(stored) if at.descriptor().delete_reply == DeleteReply::Status => {
             let object = at.kind.decode(Source::Bytes(&stored.value));
             let uid = object.ok().and_then(|o| o.meta().uid.clone());
             Ok(Reply::success(StatusCode::OK, at.descriptor(), at.name, uid.as_deref()))
         }
-        Outcome::Removed(stored) => read::one(call, at.kind, StatusCode::OK, &stored),
-        Outcome::Waiting(written) => read::written(call, at.kind, StatusCode::OK, written),
+        DeleteOutcome::Removed(stored) => read::render_object(request, at.kind, StatusCode::OK, &stored),
+        DeleteOutcome::Pending(written) => read::render_written(request, at.kind, StatusCode::OK, written),
     }
 }
 
 pub(crate) async fn delete_collection(
-    api: &Api,
-    call: &Call,
+    state: &ServerState,
+    request: &ResourceRequest,
     kind: &Arc<dyn Kind>,
     namespace: Option<&str>,
 ) -> Result<Reply, ApiError> {
-    let (options, effect) = options(call)?;
-    let wanted = call.query.list_options()?;
-    let selector =
-        cleat_apimachinery::selector::Selector::parse(&**kind, &wanted.label_selector, &wanted.field_selector)?;
+    let (options, mode) = delete_options(request)?;
+    let list_options = request.query.list_options()?;
+    let selector = cleat_apimachinery::selector::Selector::parse(
+        &**kind,
+        &list_options.label_selector,
+        &list_options.field_selector,
+    )?;
     let prefix = kind.descriptor().prefix(namespace);
-    let snapshot = api.of(&**kind).list(Range { prefix: &prefix, ..Range::default() }).await?;
-    let mut listed = Vec::new();
-    for kept in snapshot.stored.iter().filter(|kept| selector.matches(&**kind, &kept.entry())) {
-        let mut path = kept.key.rsplit('/');
+    let snapshot = state.store_of(&**kind).list(Range { prefix: &prefix, ..Range::default() }).await?;
+    let mut deleted = Vec::new();
+    for entry in snapshot.stored.iter().filter(|entry| selector.matches(&**kind, &entry.entry())) {
+        let mut path = entry.key.rsplit('/');
         let name = path.next().unwrap_or_default();
         let namespace = path.next().filter(|_| kind.descriptor().namespaced);
-        match remove(api, &call.actor, ObjectAddress { kind: &**kind, namespace, name }, &options, effect).await {
-            Ok(_) | Err(ApiError::NotFound { .. }) => listed.push(kept.clone()),
+        match remove(state, &request.actor, ObjectAddress { kind: &**kind, namespace, name }, &options, mode).await {
+            Ok(_) | Err(ApiError::NotFound { .. }) => deleted.push(entry.clone()),
             Err(error) => return Err(error),
         }
     }
-    // The answer shows the objects as they were found.
-    list::collected(call, kind, listed, snapshot.revision)
+    // The reply shows the objects as they were before the deletion.
+    list::render_list(request, kind, deleted, snapshot.revision)
 }
 
-fn options(call: &Call) -> Result<(DeleteOptions, Effect), ApiError> {
-    let bad = |e: serde_json::Error| ApiError::BadRequest(format!("the delete options cannot be read: {e}"));
-    let mut options: DeleteOptions = if call.text().is_empty() {
+fn delete_options(request: &ResourceRequest) -> Result<(DeleteOptions, WriteMode), ApiError> {
+    let unreadable = |e: serde_json::Error| ApiError::BadRequest(format!("the delete options cannot be read: {e}"));
+    let mut options: DeleteOptions = if request.encoded_body().is_empty() {
         DeleteOptions::default()
     } else {
-        serde_json::from_slice(call.text()).map_err(bad)?
+        serde_json::from_slice(request.encoded_body()).map_err(unreadable)?
     };
-    if call.text().is_empty() {
-        options.grace_period_seconds = call.query.grace_period()?;
-        options.propagation_policy = call.query.get("propagationPolicy").filter(|v| !v.is_empty()).map(Into::into);
+    if request.encoded_body().is_empty() {
+        options.grace_period_seconds = request.query.grace_period()?;
+        options.propagation_policy = request.query.get("propagationPolicy").filter(|v| !v.is_empty()).map(Into::into);
     }
     if let Some(policy) = options.propagation_policy.as_deref()
         && !["Orphan", "Background", "Foreground"].contains(&policy)
@@ -92,55 +100,58 @@ fn options(call: &Call) -> Result<(DeleteOptions, Effect), ApiError> {
             FieldError::not_supported("propagationPolicy", policy, &["Foreground", "Background", "Orphan", "nil"]);
         return Err(ApiError::invalid_option("DeleteOptions", error));
     }
-    let mut effect = call.query.effect("DeleteOptions")?;
+    let mut mode = request.query.write_mode("DeleteOptions")?;
     if options.dry_run.as_ref().is_some_and(|d| d.iter().any(|v| v == "All")) {
-        effect = Effect::DryRun;
+        mode = WriteMode::DryRun;
     }
-    Ok((options, effect))
+    Ok((options, mode))
 }
 
+/// Deletes one object: marks it, and removes it if neither finalizers nor a grace period delay the removal.
 pub(crate) async fn remove(
-    api: &Api,
+    state: &ServerState,
     actor: &Actor,
     at: ObjectAddress<'_>,
     options: &DeleteOptions,
-    effect: Effect,
-) -> Result<Outcome, ApiError> {
-    write_authorization::delete(&*api.store, actor, at).await?;
+    mode: WriteMode,
+) -> Result<DeleteOutcome, ApiError> {
+    write_authorization::delete(&*state.store, actor, at).await?;
     admission::delete(at)?;
     let key = at.key();
     loop {
-        let entry = api.of(at.kind).get(&key).await?.ok_or_else(|| at.not_found())?;
+        let entry = state.store_of(at.kind).get(&key).await?.ok_or_else(|| at.not_found())?;
         let stored = Stored::from(&entry);
-        let current = Current::of(&api.decoded_objects, at.kind, &entry, &stored)?;
+        let current = Current::of(&state.decoded_objects, at.kind, &entry, &stored)?;
         check_preconditions(&at, options, &*current.object, entry.modified)?;
-        let mut step = Step::Keep;
+        let mut removal = Removal::Pending;
         let mut document = current.edited(|object| {
             object.meta_mut().resource_version = None;
-            step = mark(at.kind, options, object);
+            removal = mark_deleted(at.kind, options, object);
         });
         let value = document.encode();
-        if step == Step::Keep && value == entry.value {
-            return Ok(Outcome::Waiting(Written::now(api, at.kind, stored.clone(), document.object)));
+        if removal == Removal::Pending && value == entry.value {
+            return Ok(DeleteOutcome::Pending(WrittenObject::cached(state, at.kind, stored.clone(), document.object)));
         }
-        // Only a kind with grace periods shows the mark on an object that is gone.
-        let last = if has_grace(at.kind) { value.clone() } else { entry.value.clone() };
-        if effect == Effect::DryRun {
-            return Ok(match step {
-                Step::Keep => Outcome::Waiting(Written::shown(Stored { value, ..stored.clone() }, document.object)),
-                Step::Remove => Outcome::Removed(Stored { value: last, revision: entry.modified }),
+        // The reply for a removed object shows the deletionTimestamp only for kinds with grace periods.
+        let last = if has_grace_period(at.kind) { value.clone() } else { entry.value.clone() };
+        if mode == WriteMode::DryRun {
+            return Ok(match removal {
+                Removal::Pending => {
+                    DeleteOutcome::Pending(WrittenObject::uncached(Stored { value, ..stored.clone() }, document.object))
+                }
+                Removal::Immediate => DeleteOutcome::Removed(Stored { value: last, revision: entry.modified }),
             });
         }
-        let written = match step {
-            Step::Keep => api.of(at.kind).update(&key, entry.modified, value.clone()).await,
-            Step::Remove => api.of(at.kind).delete(&key, entry.modified).await,
+        let written = match removal {
+            Removal::Pending => state.store_of(at.kind).update(&key, entry.modified, value.clone()).await,
+            Removal::Immediate => state.store_of(at.kind).delete(&key, entry.modified).await,
         };
-        match (written, step) {
-            (Ok(revision), Step::Keep) => {
-                let written = Written::now(api, at.kind, Stored { value, revision }, document.object);
-                return Ok(Outcome::Waiting(written));
+        match (written, removal) {
+            (Ok(revision), Removal::Pending) => {
+                let written = WrittenObject::cached(state, at.kind, Stored { value, revision }, document.object);
+                return Ok(DeleteOutcome::Pending(written));
             }
-            (Ok(revision), Step::Remove) => return Ok(Outcome::Removed(Stored { value: last, revision })),
+            (Ok(revision), Removal::Immediate) => return Ok(DeleteOutcome::Removed(Stored { value: last, revision })),
             (Err(WriteError::Conflict { .. }), _) => {}
             (Err(WriteError::Missing { .. }), _) => return Err(at.not_found()),
             (Err(error), _) => return Err(error.into()),
@@ -167,52 +178,52 @@ fn check_preconditions(
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    Keep,
-    Remove,
+enum Removal {
+    Pending,
+    Immediate,
 }
 
-/// Writes the deletion into the object and says whether it can go at once.
-fn mark(kind: &dyn Kind, options: &DeleteOptions, object: &mut dyn Object) -> Step {
-    let grace = grace(kind, options, object);
-    set_policy(options.propagation_policy.as_deref(), object);
+/// Sets the deletion fields of the object. Returns whether it can be removed at once.
+fn mark_deleted(kind: &dyn Kind, options: &DeleteOptions, object: &mut dyn Object) -> Removal {
+    let grace = grace_period_seconds(kind, options, object);
+    set_propagation_finalizer(options.propagation_policy.as_deref(), object);
     let now = meta::now();
     let meta = object.meta_mut();
-    let first = meta.deletion_timestamp.is_none();
-    match (grace, meta.deletion_grace_period_seconds.filter(|_| !first)) {
-        // A deletion under way can be shortened, never prolonged.
+    let is_first = meta.deletion_timestamp.is_none();
+    match (grace, meta.deletion_grace_period_seconds.filter(|_| !is_first)) {
+        // The grace period of a deletion in progress can become shorter, never longer.
         (grace, Some(running)) if grace >= running => {}
         (grace, running) => {
-            let begun = match (&meta.deletion_timestamp, running) {
+            let started = match (&meta.deletion_timestamp, running) {
                 (Some(end), Some(running)) => end.0.as_second() - running,
                 _ => now.as_second(),
             };
-            let end = (begun + grace).max(now.as_second());
+            let end = (started + grace).max(now.as_second());
             meta.deletion_timestamp = jiff::Timestamp::from_second(end).ok().map(Time);
             meta.deletion_grace_period_seconds = Some(grace);
         }
     }
-    if first && meta.generation.is_some_and(|g| g > 0) {
+    if is_first && meta.generation.is_some_and(|g| g > 0) {
         meta.generation = meta.generation.map(|g| g + 1);
     }
     if is_namespace(kind) {
         let namespace: &mut Namespace = typed_mut(object);
         namespace.status.get_or_insert_default().phase = Some("Terminating".into());
     }
-    if is_free(kind, object) { Step::Remove } else { Step::Keep }
+    if is_removable(kind, object) { Removal::Immediate } else { Removal::Pending }
 }
 
 fn is_namespace(kind: &dyn Kind) -> bool {
     kind.descriptor().plural == "namespaces" && kind.descriptor().group.is_empty()
 }
 
-fn has_grace(kind: &dyn Kind) -> bool {
+fn has_grace_period(kind: &dyn Kind) -> bool {
     kind.descriptor().plural == "pods" && kind.descriptor().group.is_empty()
 }
 
-/// How long a deleted object may stay; only pods get any time.
-fn grace(kind: &dyn Kind, options: &DeleteOptions, object: &dyn Object) -> i64 {
-    if !has_grace(kind) {
+/// The grace period in seconds: 0 except for pods that are assigned to a node and have not finished.
+fn grace_period_seconds(kind: &dyn Kind, options: &DeleteOptions, object: &dyn Object) -> i64 {
+    if !has_grace_period(kind) {
         return 0;
     }
     let pod: &Pod = typed(object);
@@ -229,15 +240,16 @@ fn grace(kind: &dyn Kind, options: &DeleteOptions, object: &dyn Object) -> i64 {
     }
 }
 
-fn set_policy(policy: Option<&str>, object: &mut dyn Object) {
+/// Adds the finalizer that the propagation policy stands for and removes the other one. Without a policy nothing changes.
+fn set_propagation_finalizer(policy: Option<&str>, object: &mut dyn Object) {
     let wanted = match policy {
-        Some("Orphan") => Some(ORPHAN),
-        Some("Foreground") => Some(FOREGROUND),
+        Some("Orphan") => Some(ORPHAN_FINALIZER),
+        Some("Foreground") => Some(FOREGROUND_FINALIZER),
         Some(_) => None,
         None => return,
     };
     let finalizers = object.meta_mut().finalizers.get_or_insert_default();
-    finalizers.retain(|f| (f != ORPHAN && f != FOREGROUND) || Some(f.as_str()) == wanted);
+    finalizers.retain(|f| (f != ORPHAN_FINALIZER && f != FOREGROUND_FINALIZER) || Some(f.as_str()) == wanted);
     if let Some(wanted) = wanted
         && !finalizers.iter().any(|f| f == wanted)
     {

@@ -1,4 +1,4 @@
-//! GET of one object, and the rendering of one object in the form the client negotiated.
+//! GET of one object, and the reply that shows one object in the negotiated representation.
 
 use bytes::BytesMut;
 use cleat_api::transport::AcceptedReply;
@@ -6,48 +6,62 @@ use cleat_apimachinery::address::ObjectAddress;
 use http::StatusCode;
 use serde_json::json;
 
-use super::write::Written;
-use crate::api::Api;
-use crate::http::Call;
-use crate::http::accept::{Form, Shape, negotiate};
+use super::write::WrittenObject;
+use crate::http::ResourceRequest;
+use crate::http::accept::{ReplyKind, Representation, negotiate};
 use crate::http::reply::Reply;
+use crate::state::ServerState;
 use cleat_apimachinery::error::ApiError;
 use cleat_apimachinery::kind::Kind;
 use cleat_apimachinery::meta;
 use cleat_apimachinery::render::{self, Stored};
 use cleat_apimachinery::table;
 
-pub(crate) async fn get(api: &Api, call: &Call, at: ObjectAddress<'_>) -> Result<Reply, ApiError> {
-    if let Some(asked) = call.query.list_options()?.version {
-        let current = api.store.revision().await?;
-        if asked > current {
-            return Err(ApiError::VersionTooLarge { asked, current });
+pub(crate) async fn get(
+    state: &ServerState,
+    request: &ResourceRequest,
+    at: ObjectAddress<'_>,
+) -> Result<Reply, ApiError> {
+    if let Some(requested) = request.query.list_options()?.resource_version {
+        let current = state.store.revision().await?;
+        if requested > current {
+            return Err(ApiError::VersionTooLarge { asked: requested, current });
         }
     }
-    let entry = api.of(at.kind).get(&at.key()).await?.ok_or_else(|| at.not_found())?;
-    one(call, at.kind, StatusCode::OK, &Stored::from(&entry))
+    let entry = state.store_of(at.kind).get(&at.key()).await?.ok_or_else(|| at.not_found())?;
+    render_object(request, at.kind, StatusCode::OK, &Stored::from(&entry))
 }
 
-/// What a write has made; whoever is in this process and knows its type gets it as it is.
-pub(crate) fn written(call: &Call, kind: &dyn Kind, code: StatusCode, written: Written) -> Result<Reply, ApiError> {
-    let Written { stored, object } = written;
-    if call.body.accepted_reply() != AcceptedReply::Encoded
-        && matches!(negotiate(call.accept.as_deref(), Shape::Item)?, Form::Plain)
-        && let Some(reply) = call.body.accepted_reply().reply(object)
+/// The reply to a write. A caller in the same process that accepts the object's type gets the object without encoding.
+pub(crate) fn render_written(
+    request: &ResourceRequest,
+    kind: &dyn Kind,
+    code: StatusCode,
+    written: WrittenObject,
+) -> Result<Reply, ApiError> {
+    let WrittenObject { stored, object } = written;
+    if request.body.accepted_reply() != AcceptedReply::Encoded
+        && matches!(negotiate(request.accept.as_deref(), ReplyKind::Item)?, Representation::Full)
+        && let Some(reply) = request.body.accepted_reply().reply(object)
     {
         return Ok(Reply::object(code, reply));
     }
-    one(call, kind, code, &stored)
+    render_object(request, kind, code, &stored)
 }
 
-pub(crate) fn one(call: &Call, kind: &dyn Kind, code: StatusCode, stored: &Stored) -> Result<Reply, ApiError> {
+pub(crate) fn render_object(
+    request: &ResourceRequest,
+    kind: &dyn Kind,
+    code: StatusCode,
+    stored: &Stored,
+) -> Result<Reply, ApiError> {
     let mut out = BytesMut::new();
-    match negotiate(call.accept.as_deref(), Shape::Item)? {
-        Form::Plain => render::object(&mut out, kind.descriptor(), stored),
-        Form::Partial => render::partial(&mut out, stored),
-        Form::Table => {
+    match negotiate(request.accept.as_deref(), ReplyKind::Item)? {
+        Representation::Full => render::object(&mut out, kind.descriptor(), stored),
+        Representation::Metadata => render::partial(&mut out, stored),
+        Representation::Table => {
             table::open(&mut out, kind, &json!({ "resourceVersion": stored.revision.to_string() }), true);
-            table::row(&mut out, kind, stored, call.query.include_object()?, meta::now());
+            table::row(&mut out, kind, stored, request.query.include_object()?, meta::now());
             table::close(&mut out);
         }
     }

@@ -1,4 +1,4 @@
-//! The `scale` subresource: how many, shown and changed without knowing the kind.
+//! The `scale` subresource: reads and sets the number of replicas at the paths that the kind's descriptor names.
 
 use bytes::BytesMut;
 use cleat_apimachinery::address::ObjectAddress;
@@ -8,10 +8,10 @@ use http::{Method, StatusCode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use serde_json::{Map, Value, json};
 
-use super::write::{Origin, modify};
-use crate::api::Api;
-use crate::http::Call;
+use super::write::{UpdateSource, modify};
+use crate::http::ResourceRequest;
 use crate::http::reply::Reply;
+use crate::state::ServerState;
 use cleat_apimachinery::descriptor::{Scale, ScaleSelector};
 use cleat_apimachinery::error::{ApiError, GroupKind};
 use cleat_apimachinery::field::FieldError;
@@ -22,39 +22,51 @@ use cleat_apimachinery::render::{self, Stored};
 use cleat_apimachinery::schema::Schema;
 use cleat_registry::strategy::shown_selector;
 
-pub(crate) async fn scale(api: &Api, call: &Call, at: ObjectAddress<'_>, paths: &Scale) -> Result<Reply, ApiError> {
-    let stored = match call.method {
+pub(crate) async fn scale(
+    state: &ServerState,
+    request: &ResourceRequest,
+    at: ObjectAddress<'_>,
+    paths: &Scale,
+) -> Result<Reply, ApiError> {
+    let stored = match request.method {
         Method::GET => {
-            let entry = api.of(at.kind).get(&at.key()).await?.ok_or_else(|| at.not_found())?;
+            let entry = state.store_of(at.kind).get(&at.key()).await?.ok_or_else(|| at.not_found())?;
             Stored::from(&entry)
         }
-        Method::PUT | Method::PATCH => write(api, call, at, paths).await?,
+        Method::PUT | Method::PATCH => update_replicas(state, request, at, paths).await?,
         _ => return Err(ApiError::MethodNotAllowed),
     };
-    Ok(Reply::json(StatusCode::OK, &shown(&value(at, &stored)?, paths)))
+    Ok(Reply::json(StatusCode::OK, &to_scale(&to_value(at, &stored)?, paths)))
 }
 
-async fn write(api: &Api, call: &Call, at: ObjectAddress<'_>, paths: &Scale) -> Result<Stored, ApiError> {
-    let options = if call.method == Method::PUT { "UpdateOptions" } else { "PatchOptions" };
-    let effect = call.query.effect(options)?;
+async fn update_replicas(
+    state: &ServerState,
+    request: &ResourceRequest,
+    at: ObjectAddress<'_>,
+    paths: &Scale,
+) -> Result<Stored, ApiError> {
+    let options = if request.method == Method::PUT { "UpdateOptions" } else { "PatchOptions" };
+    let mode = request.query.write_mode(options)?;
     let bad = |e: serde_json::Error| ApiError::BadRequest(format!("the scale cannot be read: {e}"));
-    let patch = match call.method {
-        Method::PATCH => Some(Patch::parse(Format::of(call.content_type.as_deref(), at.kind)?, call.text())?),
+    let patch = match request.method {
+        Method::PATCH => {
+            Some(Patch::parse(Format::of(request.content_type.as_deref(), at.kind)?, request.encoded_body())?)
+        }
         _ => None,
     };
-    let origin = if patch.is_some() { Origin::Patch } else { Origin::Put };
+    let source = if patch.is_some() { UpdateSource::Patch } else { UpdateSource::Put };
     let mut change = |current: &Current<'_>| {
-        let mut object = value(at, current.stored)?;
+        let mut object = to_value(at, current.stored)?;
         let wanted: Value = match &patch {
             Some(patch) => {
-                let mut scale = shown(&object, paths);
+                let mut scale = to_scale(&object, paths);
                 patch.merge(Schema::unknown(), &mut scale)?;
                 scale
             }
-            None => serde_json::from_slice(call.text()).map_err(bad)?,
+            None => serde_json::from_slice(request.encoded_body()).map_err(bad)?,
         };
-        let replicas = replicas(at, &wanted)?;
-        put(&mut object, &paths.wanted, replicas.into());
+        let replicas = wanted_replicas(at, &wanted)?;
+        set_path(&mut object, &paths.wanted, replicas.into());
         if let Some(metadata) = object["metadata"].as_object_mut() {
             let sent = |field: &str| wanted["metadata"].get(field).cloned();
             metadata.remove("resourceVersion");
@@ -68,10 +80,10 @@ async fn write(api: &Api, call: &Call, at: ObjectAddress<'_>, paths: &Scale) -> 
         object.meta_mut().managed_fields = None;
         Ok(Document { object, owners: current.divided.owners.clone() })
     };
-    modify(api, &call.actor, at, ObjectPart::Main, origin, effect, &mut change).await.map(|written| written.stored)
+    modify(state, &request.actor, at, ObjectPart::Main, source, mode, &mut change).await.map(|written| written.stored)
 }
 
-fn replicas(at: ObjectAddress<'_>, scale: &Value) -> Result<i64, ApiError> {
+fn wanted_replicas(at: ObjectAddress<'_>, scale: &Value) -> Result<i64, ApiError> {
     let replicas = scale.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(0);
     if replicas >= 0 {
         return Ok(replicas);
@@ -81,28 +93,29 @@ fn replicas(at: ObjectAddress<'_>, scale: &Value) -> Result<i64, ApiError> {
     Err(ApiError::Invalid { kind, name: at.name.into(), errors: vec![error] })
 }
 
-fn value(at: ObjectAddress<'_>, stored: &Stored) -> Result<Value, ApiError> {
+fn to_value(at: ObjectAddress<'_>, stored: &Stored) -> Result<Value, ApiError> {
     let mut bytes = BytesMut::new();
     render::object(&mut bytes, at.descriptor(), stored);
     serde_json::from_slice(&bytes).map_err(|e| ApiError::Internal(format!("a stored object cannot be read: {e}")))
 }
 
-fn look<'a>(object: &'a Value, path: &[String]) -> Option<&'a Value> {
+fn get_path<'a>(object: &'a Value, path: &[String]) -> Option<&'a Value> {
     path.iter().try_fold(object, |value, field| value.get(field))
 }
 
-fn put(object: &mut Value, path: &[String], value: Value) {
-    let mut place = object;
+fn set_path(object: &mut Value, path: &[String], value: Value) {
+    let mut target = object;
     for field in path {
-        if !place.is_object() {
-            *place = Value::Object(Map::new());
+        if !target.is_object() {
+            *target = Value::Object(Map::new());
         }
-        place = &mut place[field.as_str()];
+        target = &mut target[field.as_str()];
     }
-    *place = value;
+    *target = value;
 }
 
-fn shown(object: &Value, paths: &Scale) -> Value {
+/// The object's `autoscaling/v1` form.
+fn to_scale(object: &Value, paths: &Scale) -> Value {
     let meta: ObjectMeta = serde_json::from_value(object["metadata"].clone()).unwrap_or_default();
     let mut metadata = json!({});
     for (field, value) in [
@@ -116,7 +129,7 @@ fn shown(object: &Value, paths: &Scale) -> Value {
             metadata[field] = value;
         }
     }
-    let number = |path| look(object, path).and_then(Value::as_i64).unwrap_or(0);
+    let number = |path| get_path(object, path).and_then(Value::as_i64).unwrap_or(0);
     let mut spec = json!({});
     if number(&paths.wanted) != 0 {
         spec["replicas"] = number(&paths.wanted).into();
@@ -124,8 +137,8 @@ fn shown(object: &Value, paths: &Scale) -> Value {
     let mut status = json!({ "replicas": number(&paths.actual) });
     let selector = match &paths.selector {
         ScaleSelector::None => None,
-        ScaleSelector::Text(path) => look(object, path).and_then(Value::as_str).map(Into::into),
-        ScaleSelector::Labels(path) => look(object, path)
+        ScaleSelector::Text(path) => get_path(object, path).and_then(Value::as_str).map(Into::into),
+        ScaleSelector::Labels(path) => get_path(object, path)
             .and_then(|s| serde_json::from_value::<LabelSelector>(s.clone()).ok())
             .map(|s| shown_selector(&s)),
     };

@@ -1,4 +1,4 @@
-//! PUT and PATCH.
+//! PUT and PATCH of an existing object. Server-side apply is in `apply`.
 
 use cleat_api::transport::AcceptedReply;
 use cleat_apimachinery::address::ObjectAddress;
@@ -6,73 +6,85 @@ use cleat_apimachinery::managed_fields::Current;
 use cleat_apimachinery::part::ObjectPart;
 use http::StatusCode;
 
-use super::decode::Sent;
-use super::write::{Origin, is_free, modify};
+use super::decode::DecodedBody;
+use super::write::{UpdateSource, is_removable, modify};
 use super::{apply, decode, read};
-use crate::api::Api;
-use crate::http::Call;
+use crate::http::ResourceRequest;
 use crate::http::reply::Reply;
+use crate::state::ServerState;
 use cleat_apimachinery::error::ApiError;
 use cleat_apimachinery::field::FieldError;
 use cleat_apimachinery::field_ownership::Operation;
 use cleat_apimachinery::managed_fields::{Document, Tracker};
 use cleat_apimachinery::patch::{self, Format};
 
-pub(crate) async fn put(api: &Api, call: &Call, at: ObjectAddress<'_>, part: ObjectPart) -> Result<Reply, ApiError> {
-    let effect = call.query.effect("UpdateOptions")?;
-    let validation = call.query.field_validation("UpdateOptions")?;
-    let manager = call.query.field_manager("UpdateOptions", &call.agent)?;
+pub(crate) async fn put(
+    state: &ServerState,
+    request: &ResourceRequest,
+    at: ObjectAddress<'_>,
+    part: ObjectPart,
+) -> Result<Reply, ApiError> {
+    let mode = request.query.write_mode("UpdateOptions")?;
+    let validation = request.query.field_validation("UpdateOptions")?;
+    let manager = request.query.field_manager("UpdateOptions", &request.user_agent)?;
     let tracker = Tracker::new(at.kind, part, Operation::Update, &manager);
-    let mut sent = decode::body(call, at.kind, validation)?;
-    let warnings = std::mem::take(&mut sent.warnings);
-    let mut sent = Some(sent);
+    let mut decoded = decode::decode_body(request, at.kind, validation)?;
+    let warnings = std::mem::take(&mut decoded.warnings);
+    let mut decoded = Some(decoded);
     let mut change = |current: &Current<'_>| {
-        let Sent { mut object, text, .. } = match sent.take() {
-            Some(sent) => sent,
-            // Somebody else wrote in between, and the first reading is used up.
-            None => decode::body(call, at.kind, validation)?,
+        let DecodedBody { mut object, encoded, .. } = match decoded.take() {
+            Some(decoded) => decoded,
+            // The previous attempt conflicted with another write and has consumed the object: decode the body again.
+            None => decode::decode_body(request, at.kind, validation)?,
         };
-        let owners = tracker.updated(&current.divided, &mut *object, text.as_deref());
+        let owners = tracker.updated(&current.divided, &mut *object, encoded.as_deref());
         Ok(Document { object, owners })
     };
-    let written = modify(api, &call.actor, at, part, Origin::Put, effect, &mut change).await?;
-    Ok(read::written(call, at.kind, StatusCode::OK, written)?.with_warnings(warnings))
+    let written = modify(state, &request.actor, at, part, UpdateSource::Put, mode, &mut change).await?;
+    Ok(read::render_written(request, at.kind, StatusCode::OK, written)?.with_warnings(warnings))
 }
 
-pub(crate) async fn patch(api: &Api, call: &Call, at: ObjectAddress<'_>, part: ObjectPart) -> Result<Reply, ApiError> {
-    let effect = call.query.effect("PatchOptions")?;
-    let validation = call.query.field_validation("PatchOptions")?;
-    let manager = call.query.field_manager("PatchOptions", &call.agent)?;
-    let format = Format::of(call.content_type.as_deref(), at.kind)?;
+pub(crate) async fn patch(
+    state: &ServerState,
+    request: &ResourceRequest,
+    at: ObjectAddress<'_>,
+    part: ObjectPart,
+) -> Result<Reply, ApiError> {
+    let mode = request.query.write_mode("PatchOptions")?;
+    let validation = request.query.field_validation("PatchOptions")?;
+    let manager = request.query.field_manager("PatchOptions", &request.user_agent)?;
+    let format = Format::of(request.content_type.as_deref(), at.kind)?;
     if format == Format::Apply {
-        return apply::apply(api, call, at, part).await;
+        return apply::apply(state, request, at, part).await;
     }
-    if call.query.force().is_some() {
+    if request.query.force().is_some() {
         let error = FieldError::forbidden("force", "may not be specified for non-apply patch");
         return Err(ApiError::invalid_option("PatchOptions", error));
     }
     let tracker = Tracker::new(at.kind, part, Operation::Update, &manager);
-    let patch = patch::Patch::parse(format, call.text())?;
-    let repeated = decode::repeated(call.text(), validation);
-    let holds = patch.holds().filter(|_| repeated.is_empty());
+    let patch = patch::Patch::parse(format, request.encoded_body())?;
+    let duplicates = decode::duplicate_fields(request.encoded_body(), validation);
+    let finalizers_only = patch.holds().filter(|_| duplicates.is_empty());
     let mut warnings = Vec::new();
     let mut change = |current: &Current<'_>| {
-        if let Some(holds) = &holds {
-            let mut object = holds.apply(current);
-            // Whom an object belongs to that goes with this is nobody's business any more, unless they are told.
-            let goes = object.meta().deletion_timestamp.is_some() && is_free(at.kind, &*object);
-            let owners = match goes && call.body.accepted_reply() != AcceptedReply::Encoded {
+        if let Some(finalizers) = &finalizers_only {
+            let mut object = finalizers.apply(current);
+            // If this write removes the object, its managedFields are never stored. They are computed only for a reply that
+            // shows them; a typed reply does not.
+            let is_removed = object.meta().deletion_timestamp.is_some() && is_removable(at.kind, &*object);
+            let owners = match is_removed && request.body.accepted_reply() != AcceptedReply::Encoded {
                 true => current.divided.owners.clone(),
                 false => tracker.updated(&current.divided, &mut *object, None),
             };
             return Ok(Document { object, owners });
         }
         let patched = patch.apply(at.kind, current)?;
-        let (mut object, found) = decode::patched(at, patched, call.text(), repeated.clone(), validation)?;
-        warnings = found;
+        let (mut object, strict_warnings) =
+            decode::decode_patched(at, patched, request.encoded_body(), duplicates.clone(), validation)?;
+        warnings = strict_warnings;
         let owners = tracker.updated(&current.divided, &mut *object, None);
         Ok(Document { object, owners })
     };
-    let written = modify(api, &call.actor, at, part, Origin::Patch, effect, &mut change).await?;
-    Ok(read::written(call, at.kind, StatusCode::OK, written)?.with_warnings(warnings))
+    let written = modify(state, &request.actor, at, part, UpdateSource::Patch, mode, &mut change).await?;
+    Ok(read::render_written(request, at.kind, StatusCode::OK, written)?.with_warnings(warnings))
 }

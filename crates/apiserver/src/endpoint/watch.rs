@@ -1,6 +1,6 @@
-//! WATCH: the changes after a revision, as lines of JSON, with selectors, bookmarks and a deadline.
+//! WATCH: the changes after a revision, one JSON object per line, with selectors, bookmarks and a deadline.
 //!
-//! The stream pulls from the store's watcher when the client reads; a client that does not read holds up nobody.
+//! The stream reads from the store's watcher when the client reads. A client that does not read delays no other client.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use futures::{FutureExt, StreamExt};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::api::Api;
-use crate::http::Call;
-use crate::http::accept::{Form, Shape, negotiate};
-use crate::http::body::ApiBody;
-use crate::http::query::{ListOptions, Match};
+use crate::http::ResourceRequest;
+use crate::http::accept::{ReplyKind, Representation, negotiate};
+use crate::http::body::ResponseBody;
+use crate::http::query::{ListOptions, ResourceVersionMatch};
 use crate::http::reply::Reply;
+use crate::state::ServerState;
 use cleat_apimachinery::cache::watch_frames::{WatchFrameCache, WatchFrameKey};
 use cleat_apimachinery::error::ApiError;
 use cleat_apimachinery::field::FieldError;
@@ -32,62 +32,65 @@ use cleat_apimachinery::table;
 use cleat_apimachinery::table::Include;
 
 const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
-/// Watches without a deadline of their own end somewhere in this range, so that they do not all end together.
-const DEADLINE_SECONDS: std::ops::Range<u64> = 1800..3600;
-/// Events that are ready together travel together, up to this size.
-const CHUNK: usize = 32 << 10;
+/// A watch without `timeoutSeconds` ends after a random time in this range, so that not all watches restart at once.
+const DEFAULT_TIMEOUT_SECONDS: std::ops::Range<u64> = 1800..3600;
+/// Events that are ready at the same time are sent in one chunk, which is closed when it has this size.
+const CHUNK_BYTES: usize = 32 << 10;
 
-/// How a watch begins.
+/// The first events of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Start {
-    /// The current state as ADDED, then changes; the marked bookmark in between if `marked`.
-    State {
-        marked: bool,
-    },
+enum WatchStart {
+    /// The current objects as ADDED events, then the changes. If `end_bookmark` is set, a bookmark marks the end of the
+    /// current objects.
+    CurrentState { end_bookmark: bool },
+    /// The changes after this revision.
     After(Revision),
+    /// The changes from now on.
     Now,
 }
 
 pub(crate) async fn watch(
-    api: &Arc<Api>,
-    call: &Call,
+    state: &Arc<ServerState>,
+    request: &ResourceRequest,
     kind: &Arc<dyn Kind>,
     namespace: Option<&str>,
     options: ListOptions,
 ) -> Result<Reply, ApiError> {
-    let start = start(&options)?;
-    let form = negotiate(call.accept.as_deref(), Shape::Watch)?;
+    let start = watch_start(&options)?;
+    let representation = negotiate(request.accept.as_deref(), ReplyKind::Watch)?;
     let selector = Selector::parse(&**kind, &options.label_selector, &options.field_selector)?;
-    let prefix = super::narrowed(&**kind, namespace, &selector);
-    let mut stream = Stream {
-        writer: Writer {
-            frames: (kind.conversion().is_none() && form != Form::Table).then(|| api.watch_frames.clone()),
+    let prefix = super::selected_prefix(&**kind, namespace, &selector);
+    let mut stream = WatchStream {
+        writer: EventWriter {
+            frames: (kind.conversion().is_none() && representation != Representation::Table)
+                .then(|| state.watch_frames.clone()),
             kind: kind.clone(),
-            form,
-            include: call.query.include_object()?,
+            representation,
+            include: request.query.include_object()?,
             columns_sent: false,
         },
         selector,
         initial: VecDeque::new(),
-        marked: None,
+        end_bookmark: None,
         watcher: None,
         failed: None,
-        bookmarks: options.bookmarks,
-        others: FuturesUnordered::new(),
+        allow_bookmarks: options.allow_bookmarks,
+        interrupts: FuturesUnordered::new(),
     };
-    for closing in [Some(&api.closing), Some(&call.closing), kind.retired()].into_iter().flatten() {
+    for closing in [Some(&state.closing), Some(&request.closing), kind.retired()].into_iter().flatten() {
         let closed = closing.clone().cancelled_owned();
-        stream.others.push(closed.map(|()| Wake::Closing).boxed());
+        stream.interrupts.push(closed.map(|()| WakeReason::Closing).boxed());
     }
     let deadline = deadline(options.timeout);
-    stream.others.push(tokio::time::sleep_until(deadline).map(|()| Wake::Deadline).boxed());
-    if options.bookmarks {
-        stream.others.push(bookmark_time());
+    stream.interrupts.push(tokio::time::sleep_until(deadline).map(|()| WakeReason::Deadline).boxed());
+    if options.allow_bookmarks {
+        stream.interrupts.push(next_bookmark());
     }
-    let begun = stream.begin(api, &prefix, start, options.version).await;
-    match begun {
+    let started = stream.start(state, &prefix, start, options.resource_version).await;
+    match started {
         Ok(()) => {}
-        // Too old or too new travels inside the stream: clients start over only if they see it there.
+        // A resourceVersion that is too old or too new is reported as an event: clients list again only if they find the error
+        // in the stream.
         Err(error @ (ApiError::Expired(_) | ApiError::VersionTooLarge { .. })) => stream.failed = Some(error),
         Err(error) => return Err(error),
     }
@@ -95,103 +98,106 @@ pub(crate) async fn watch(
         let chunk = stream.next().await?;
         Some((chunk, stream))
     });
-    Ok(Reply::stream(ApiBody::stream(lines)))
+    Ok(Reply::stream(ResponseBody::stream(lines)))
 }
 
-fn start(options: &ListOptions) -> Result<Start, ApiError> {
+fn watch_start(options: &ListOptions) -> Result<WatchStart, ApiError> {
     let refuse = |error| Err(ApiError::invalid_option("ListOptions", error));
-    match (options.initial_events, options.version_match) {
+    match (options.send_initial_events, options.resource_version_match) {
         (Some(_), None) => {
             let why = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
             refuse(FieldError::forbidden("resourceVersionMatch", why))
         }
-        (Some(_), Some(Match::Exact)) => {
+        (Some(_), Some(ResourceVersionMatch::Exact)) => {
             refuse(FieldError::forbidden("resourceVersionMatch", "only NotOlderThan is allowed with sendInitialEvents"))
         }
         (None, Some(_)) => {
             let why = "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
             refuse(FieldError::forbidden("resourceVersionMatch", why))
         }
-        (Some(true), Some(Match::NotOlderThan)) => Ok(Start::State { marked: true }),
-        (Some(false), Some(Match::NotOlderThan)) => Ok(match options.version {
-            Some(version) if version > 0 => Start::After(version),
-            _ => Start::Now,
+        (Some(true), Some(ResourceVersionMatch::NotOlderThan)) => Ok(WatchStart::CurrentState { end_bookmark: true }),
+        (Some(false), Some(ResourceVersionMatch::NotOlderThan)) => Ok(match options.resource_version {
+            Some(version) if version > 0 => WatchStart::After(version),
+            _ => WatchStart::Now,
         }),
-        (None, None) => Ok(match options.version {
-            Some(version) if version > 0 => Start::After(version),
-            _ => Start::State { marked: false },
+        (None, None) => Ok(match options.resource_version {
+            Some(version) if version > 0 => WatchStart::After(version),
+            _ => WatchStart::CurrentState { end_bookmark: false },
         }),
     }
 }
 
-fn deadline(asked: Option<Duration>) -> Instant {
-    let spread = uuid::Uuid::new_v4().as_u128() as u64 % (DEADLINE_SECONDS.end - DEADLINE_SECONDS.start);
-    Instant::now() + asked.unwrap_or(Duration::from_secs(DEADLINE_SECONDS.start + spread))
+fn deadline(timeout: Option<Duration>) -> Instant {
+    let spread = uuid::Uuid::new_v4().as_u128() as u64 % (DEFAULT_TIMEOUT_SECONDS.end - DEFAULT_TIMEOUT_SECONDS.start);
+    Instant::now() + timeout.unwrap_or(Duration::from_secs(DEFAULT_TIMEOUT_SECONDS.start + spread))
 }
 
-fn bookmark_time() -> BoxFuture<'static, Wake> {
-    tokio::time::sleep(BOOKMARK_PERIOD).map(|()| Wake::Bookmark).boxed()
+fn next_bookmark() -> BoxFuture<'static, WakeReason> {
+    tokio::time::sleep(BOOKMARK_PERIOD).map(|()| WakeReason::Bookmark).boxed()
 }
 
-struct Stream {
-    writer: Writer,
+struct WatchStream {
+    writer: EventWriter,
     selector: Selector,
+    /// The current objects that have not been sent yet.
     initial: VecDeque<StoredEntry>,
     /// The revision of the bookmark that ends the initial events, until it is sent.
-    marked: Option<Revision>,
+    end_bookmark: Option<Revision>,
+    /// None once the watch has ended.
     watcher: Option<Box<dyn Watcher>>,
-    /// An error to tell, after which the stream ends.
+    /// An error to send; the stream ends after it.
     failed: Option<ApiError>,
-    bookmarks: bool,
-    /// The ends of the server, the connection, the kind and the time; the next bookmark. Each is looked at only when it
-    /// happens: between two events of a busy watch they cost nothing.
-    others: FuturesUnordered<BoxFuture<'static, Wake>>,
+    allow_bookmarks: bool,
+    /// The end of the server, of the connection and of the kind, the deadline, and the next bookmark. A future in this set is
+    /// polled only after it was woken, so that they cost nothing between two events of a busy watch.
+    interrupts: FuturesUnordered<BoxFuture<'static, WakeReason>>,
 }
 
-enum Wake {
+enum WakeReason {
     Event(Result<Arc<Event>, WatchError>),
     Bookmark,
     Deadline,
     Closing,
 }
 
-impl Stream {
-    async fn begin(
+impl WatchStream {
+    async fn start(
         &mut self,
-        api: &Api,
+        state: &ServerState,
         prefix: &str,
-        start: Start,
+        start: WatchStart,
         version: Option<Revision>,
     ) -> Result<(), ApiError> {
         let after = match start {
-            Start::After(version) => version,
-            Start::Now => api.store.revision().await?,
-            Start::State { marked } => {
-                let current = api.store.revision().await?;
-                if let Some(asked) = version.filter(|v| *v > current) {
-                    return Err(ApiError::VersionTooLarge { asked, current });
+            WatchStart::After(version) => version,
+            WatchStart::Now => state.store.revision().await?,
+            WatchStart::CurrentState { end_bookmark } => {
+                let current = state.store.revision().await?;
+                if let Some(requested) = version.filter(|v| *v > current) {
+                    return Err(ApiError::VersionTooLarge { asked: requested, current });
                 }
                 let kind = &*self.writer.kind;
-                let snapshot = api.of(kind).list(Range { prefix, ..Range::default() }).await?;
+                let snapshot = state.store_of(kind).list(Range { prefix, ..Range::default() }).await?;
                 let (revision, selector) = (snapshot.revision, &self.selector);
-                let matches = |kept: &StoredEntry| selector.is_everything() || selector.matches(kind, &kept.entry());
+                let matches = |entry: &StoredEntry| selector.is_everything() || selector.matches(kind, &entry.entry());
                 self.initial = snapshot.stored.into_iter().filter(matches).collect();
-                self.marked = Some(revision).filter(|_| marked && self.bookmarks);
+                self.end_bookmark = Some(revision).filter(|_| end_bookmark && self.allow_bookmarks);
                 revision
             }
         };
-        self.watcher = Some(api.of(&*self.writer.kind).watch(prefix, after).await.map_err(watch_error)?);
+        self.watcher = Some(state.store_of(&*self.writer.kind).watch(prefix, after).await.map_err(watch_error)?);
         Ok(())
     }
 
+    /// The next chunk; none once the watch has ended.
     async fn next(&mut self) -> Option<Bytes> {
         let mut out = BytesMut::new();
-        while out.len() < CHUNK {
-            let Some(kept) = self.initial.pop_front() else { break };
-            self.writer.event(&mut out, "ADDED", &Stored::from(&kept.entry()));
+        while out.len() < CHUNK_BYTES {
+            let Some(entry) = self.initial.pop_front() else { break };
+            self.writer.event(&mut out, "ADDED", &Stored::from(&entry.entry()));
         }
         if self.initial.is_empty()
-            && let Some(revision) = self.marked.take()
+            && let Some(revision) = self.end_bookmark.take()
         {
             self.writer.bookmark(&mut out, revision, true);
         }
@@ -203,34 +209,34 @@ impl Stream {
             return Some(self.writer.error(&error));
         }
         loop {
-            let wake = self.wake().await?;
-            match wake {
-                Wake::Closing => {
+            let reason = self.wake().await?;
+            match reason {
+                WakeReason::Closing => {
                     self.watcher = None;
                     return None;
                 }
-                Wake::Event(event) => {
+                WakeReason::Event(event) => {
                     let mut chunk = Chunk::default();
-                    self.take(&mut chunk, event);
-                    // Whatever else is ready goes along.
-                    while chunk.len() < CHUNK && self.failed.is_none() {
+                    self.push_event(&mut chunk, event);
+                    // Add the events that are ready now.
+                    while chunk.len() < CHUNK_BYTES && self.failed.is_none() {
                         let Some(ready) = self.watcher.as_mut().and_then(|w| w.next().now_or_never()) else { break };
-                        self.take(&mut chunk, ready);
+                        self.push_event(&mut chunk, ready);
                     }
                     if let Some(bytes) = chunk.finish() {
                         return Some(bytes);
                     }
                 }
-                Wake::Bookmark | Wake::Deadline => {
-                    if let Some(watcher) = self.watcher.as_mut().filter(|_| self.bookmarks) {
+                WakeReason::Bookmark | WakeReason::Deadline => {
+                    if let Some(watcher) = self.watcher.as_mut().filter(|_| self.allow_bookmarks) {
                         let revision = watcher.progress();
                         self.writer.bookmark(&mut out, revision, false);
                     }
-                    if matches!(wake, Wake::Deadline) {
+                    if matches!(reason, WakeReason::Deadline) {
                         self.watcher = None;
                         return Some(out.freeze()).filter(|o| !o.is_empty());
                     }
-                    self.others.push(bookmark_time());
+                    self.interrupts.push(next_bookmark());
                 }
             }
             if !out.is_empty() {
@@ -243,32 +249,32 @@ impl Stream {
         }
     }
 
-    /// What happens next; nothing once the watch is over.
-    async fn wake(&mut self) -> Option<Wake> {
-        let Self { watcher, others, .. } = self;
+    /// Waits for the next event or interrupt; none once the watch has ended.
+    async fn wake(&mut self) -> Option<WakeReason> {
+        let Self { watcher, interrupts, .. } = self;
         let watcher = watcher.as_mut()?;
-        let next = std::future::poll_fn(|cx| match others.poll_next_unpin(cx) {
-            Poll::Ready(Some(other)) => Poll::Ready(other),
-            _ => watcher.poll_next(cx).map(Wake::Event),
+        let next = std::future::poll_fn(|cx| match interrupts.poll_next_unpin(cx) {
+            Poll::Ready(Some(interrupt)) => Poll::Ready(interrupt),
+            _ => watcher.poll_next(cx).map(WakeReason::Event),
         });
         Some(next.await)
     }
 
-    fn take(&mut self, chunk: &mut Chunk, event: Result<Arc<Event>, WatchError>) {
+    fn push_event(&mut self, chunk: &mut Chunk, event: Result<Arc<Event>, WatchError>) {
         match event {
             Ok(event) => {
-                if let Some((name, stored)) = seen(&*self.writer.kind, &self.selector, &event) {
-                    chunk.push(self.writer.line(name, &stored));
+                if let Some((name, stored)) = selected_event(&*self.writer.kind, &self.selector, &event) {
+                    chunk.push(self.writer.shared_line(name, &stored));
                 }
             }
-            // The store goes away with the server: an end, not an error.
+            // The store is closed with the server: the stream ends without an error.
             Err(WatchError::Closed) => self.watcher = None,
             Err(error) => self.failed = Some(watch_error(error)),
         }
     }
 }
 
-/// What travels together. One line alone, the usual case, is not copied.
+/// Lines that are sent together. A single line, the common case, is not copied.
 #[derive(Default)]
 struct Chunk {
     first: Option<Bytes>,
@@ -308,43 +314,45 @@ fn watch_error(error: WatchError) -> ApiError {
     }
 }
 
-/// The change as a watch with this selector sees it.
-fn seen(kind: &dyn Kind, selector: &Selector, event: &Event) -> Option<(&'static str, Stored)> {
+/// The event that a watch with this selector gets for a change: an object that starts or stops matching is added or deleted.
+/// None if the object matches neither before nor after the change.
+fn selected_event(kind: &dyn Kind, selector: &Selector, event: &Event) -> Option<(&'static str, Stored)> {
     let matches =
         |entry: &Option<Entry>| entry.as_ref().is_some_and(|e| selector.is_everything() || selector.matches(kind, e));
-    let shown =
+    let at_revision =
         |entry: &Option<Entry>| entry.as_ref().map(|e| Stored { value: e.value.clone(), revision: event.revision });
     match (matches(&event.old), matches(&event.new)) {
-        (false, true) => shown(&event.new).map(|s| ("ADDED", s)),
-        (true, true) => shown(&event.new).map(|s| ("MODIFIED", s)),
-        (true, false) => shown(&event.old).map(|s| ("DELETED", s)),
+        (false, true) => at_revision(&event.new).map(|s| ("ADDED", s)),
+        (true, true) => at_revision(&event.new).map(|s| ("MODIFIED", s)),
+        (true, false) => at_revision(&event.old).map(|s| ("DELETED", s)),
         (false, false) => None,
     }
 }
 
-/// Writes events in the negotiated form, each on one line.
-struct Writer {
-    /// The cache of encoded events, if all watches of the kind show the same bytes.
+/// Encodes events in the negotiated representation, each on one line.
+struct EventWriter {
+    /// The cache of encoded events. None if the bytes depend on this watch: a Table sends its columns once, and converted kinds
+    /// differ by version.
     frames: Option<Arc<WatchFrameCache>>,
     kind: Arc<dyn Kind>,
-    form: Form,
+    representation: Representation,
     include: Include,
     columns_sent: bool,
 }
 
-impl Writer {
-    /// A change that other watchers see, too.
-    fn line(&mut self, name: &'static str, stored: &Stored) -> Bytes {
+impl EventWriter {
+    /// The line of a change, from the cache if another watch has encoded it.
+    fn shared_line(&mut self, name: &'static str, stored: &Stored) -> Bytes {
         let frames = self.frames.clone();
-        let line = WatchFrameKey { revision: stored.revision, event: name, form: self.form as usize };
-        let mut make = || {
+        let key = WatchFrameKey { revision: stored.revision, event: name, form: self.representation as usize };
+        let mut encode = || {
             let mut out = BytesMut::with_capacity(stored.value.len() + 128);
             self.event(&mut out, name, stored);
             out.freeze()
         };
         match frames {
-            Some(frames) => frames.get_or_encode(line, make),
-            None => make(),
+            Some(frames) => frames.get_or_encode(key, encode),
+            None => encode(),
         }
     }
 
@@ -352,10 +360,10 @@ impl Writer {
         out.put_slice(br#"{"type":""#);
         out.put_slice(name.as_bytes());
         out.put_slice(br#"","object":"#);
-        match self.form {
-            Form::Plain => render::object(out, self.kind.descriptor(), stored),
-            Form::Partial => render::partial(out, stored),
-            Form::Table => {
+        match self.representation {
+            Representation::Full => render::object(out, self.kind.descriptor(), stored),
+            Representation::Metadata => render::partial(out, stored),
+            Representation::Table => {
                 let metadata = json!({ "resourceVersion": stored.revision.to_string() });
                 table::open(out, &*self.kind, &metadata, !self.columns_sent);
                 self.columns_sent = true;
@@ -373,10 +381,10 @@ impl Writer {
             metadata["annotations"] = json!({ "k8s.io/initial-events-end": "true" });
         }
         let plain = |kind: &str, version: &str| json!({ "kind": kind, "apiVersion": version, "metadata": metadata });
-        let object: Value = match self.form {
-            Form::Plain => plain(&d.kind, &d.api_version()),
-            Form::Partial => plain("PartialObjectMetadata", "meta.k8s.io/v1"),
-            Form::Table => {
+        let object: Value = match self.representation {
+            Representation::Full => plain(&d.kind, &d.api_version()),
+            Representation::Metadata => plain("PartialObjectMetadata", "meta.k8s.io/v1"),
+            Representation::Table => {
                 let mut head = BytesMut::new();
                 let version = json!({ "resourceVersion": revision.to_string() });
                 table::open(&mut head, &*self.kind, &version, !self.columns_sent);

@@ -1,5 +1,5 @@
-//! The two ways an object comes to be stored: inserted, or modified from what is stored. Everything that must look at
-//! the current state runs inside the compare-and-swap loop.
+//! The two writes of objects: `insert` creates an object, `modify` changes a stored one. Every check that depends on the
+//! stored object runs again when a compare-and-swap fails.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use cleat_store::{Entry, WriteError};
 use k8s_openapi::api::core::v1::Namespace;
 
 use crate::admission;
-use crate::api::Api;
-use crate::http::query::Effect;
+use crate::http::query::WriteMode;
+use crate::state::ServerState;
 use cleat_apimachinery::address::ObjectAddress;
 use cleat_apimachinery::descriptor::{FirstWrite, PutVersion};
 use cleat_apimachinery::error::ApiError;
@@ -21,49 +21,51 @@ use cleat_apimachinery::render::Stored;
 use cleat_auth::actor::Actor;
 use cleat_auth::write_authorization;
 
-const NAME_ATTEMPTS: usize = 8;
+const MAX_NAME_ATTEMPTS: usize = 8;
 
-/// What a client that names the wrong incarnation is told.
+/// The request that an update comes from. It decides the error for a wrong uid, and whether a resourceVersion is required.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Origin {
+pub(crate) enum UpdateSource {
     Put,
     Patch,
+    /// The server's own change: a subresource or a background task.
     Server,
 }
 
-/// What a write has made, as it is stored and as it is.
-pub(crate) struct Written {
+/// The object after a write, encoded and decoded.
+pub(crate) struct WrittenObject {
     pub(crate) stored: Stored,
-    /// Without managedFields.
+    /// The object without managedFields; they are only in `stored`.
     pub(crate) object: Arc<dyn Object>,
 }
 
-impl Written {
-    /// What is not to be found by anybody.
-    pub(super) fn shown(stored: Stored, mut object: Box<dyn Object>) -> Self {
+impl WrittenObject {
+    /// Not inserted into the cache: for dry runs and removed objects, which no later request may find.
+    pub(super) fn uncached(stored: Stored, mut object: Box<dyn Object>) -> Self {
         object.meta_mut().resource_version = (stored.revision > 0).then(|| stored.revision.to_string());
         Self { stored, object: object.into() }
     }
 
-    /// What is stored now; whoever changes it next finds it.
-    pub(super) fn now(api: &Api, kind: &dyn Kind, stored: Stored, object: Box<dyn Object>) -> Self {
-        let written = Self::shown(stored, object);
+    /// Inserted into the cache of decoded objects, where the next update of the object finds it.
+    pub(super) fn cached(state: &ServerState, kind: &dyn Kind, stored: Stored, object: Box<dyn Object>) -> Self {
+        let written = Self::uncached(stored, object);
         if kind.is_cacheable() {
             let Stored { value, revision } = &written.stored;
-            api.decoded_objects.insert(*revision, value.len(), written.object.clone());
+            state.decoded_objects.insert(*revision, value.len(), written.object.clone());
         }
         written
     }
 }
 
+/// Creates an object. With `generateName` another name is tried if the generated one exists.
 pub(crate) async fn insert(
-    api: &Api,
+    state: &ServerState,
     actor: &Actor,
     kind: &dyn Kind,
     namespace: Option<&str>,
     document: Document,
-    effect: Effect,
-) -> Result<Written, ApiError> {
+    mode: WriteMode,
+) -> Result<WrittenObject, ApiError> {
     let Document { mut object, owners } = document;
     let d = kind.descriptor();
     let now = meta::now();
@@ -71,14 +73,14 @@ pub(crate) async fn insert(
         return Err(ApiError::Internal("resourceVersion should not be set on objects to be created".into()));
     }
     meta::wipe_for_create(object.meta_mut());
-    place(d.namespaced, namespace, &mut *object)?;
+    set_namespace(d.namespaced, namespace, &mut *object)?;
     meta::normalise(object.meta_mut());
     kind.default(&mut *object);
-    write_authorization::create(&api.security.authorizer, actor, kind, &*object).await?;
-    admission::create(api, kind, &mut *object).await?;
+    write_authorization::create(&state.security.authorizer, actor, kind, &*object).await?;
+    admission::create(state, kind, &mut *object).await?;
     meta::stamp_created(object.meta_mut(), now);
     let base = object.meta().generate_name.clone().filter(|_| object.meta().name.is_none());
-    // Where the name is made up, it may have to be made up again.
+    // A copy without a name, for further attempts with another generated name.
     let unnamed = base.is_some().then(|| object.copy());
     let mut attempt = 0;
     loop {
@@ -98,28 +100,28 @@ pub(crate) async fn insert(
         }
         let value = Encoded::of(&mut *object).with(&owners);
         let key = d.key(namespace, &name);
-        if effect == Effect::DryRun {
-            return match api.of(kind).get(&key).await? {
-                Some(entry) => Err(exists(kind, &name, &entry)),
-                None => Ok(Written::shown(Stored { value, revision: 0 }, object)),
+        if mode == WriteMode::DryRun {
+            return match state.store_of(kind).get(&key).await? {
+                Some(entry) => Err(already_exists(kind, &name, &entry)),
+                None => Ok(WrittenObject::uncached(Stored { value, revision: 0 }, object)),
             };
         }
-        match api.of(kind).create(&key, value.clone()).await {
-            Ok(revision) => return Ok(Written::now(api, kind, Stored { value, revision }, object)),
-            Err(WriteError::Exists { .. }) if base.is_some() && attempt < NAME_ATTEMPTS => {}
-            Err(WriteError::Exists { current, .. }) => return Err(exists(kind, &name, &current)),
+        match state.store_of(kind).create(&key, value.clone()).await {
+            Ok(revision) => return Ok(WrittenObject::cached(state, kind, Stored { value, revision }, object)),
+            Err(WriteError::Exists { .. }) if base.is_some() && attempt < MAX_NAME_ATTEMPTS => {}
+            Err(WriteError::Exists { current, .. }) => return Err(already_exists(kind, &name, &current)),
             Err(error) => return Err(error.into()),
         }
     }
 }
 
-fn exists(kind: &dyn Kind, name: &str, current: &Entry) -> ApiError {
+fn already_exists(kind: &dyn Kind, name: &str, current: &Entry) -> ApiError {
     let deleting = decode(kind, current).is_ok_and(|o| o.meta().deletion_timestamp.is_some());
     ApiError::AlreadyExists { resource: kind.descriptor().resource(), name: name.into(), deleting }
 }
 
-/// Puts the object where the URL says.
-fn place(namespaced: bool, namespace: Option<&str>, object: &mut dyn Object) -> Result<(), ApiError> {
+/// Sets the namespace of the URL. An object that names another one is refused.
+fn set_namespace(namespaced: bool, namespace: Option<&str>, object: &mut dyn Object) -> Result<(), ApiError> {
     let meta = object.meta_mut();
     let sent = meta.namespace.as_deref().filter(|n| !n.is_empty());
     if namespaced && sent.is_some() && sent != namespace {
@@ -130,41 +132,43 @@ fn place(namespaced: bool, namespace: Option<&str>, object: &mut dyn Object) -> 
     Ok(())
 }
 
-/// Computes the new object from the current one; runs again if somebody else wrote in between.
+/// Computes the new object from the stored one. Called again after each conflict with another write.
 pub(crate) type Change<'a> = dyn FnMut(&Current<'_>) -> Result<Document, ApiError> + Send + 'a;
 
+/// Changes a stored object. Removes it instead if the change takes away the last finalizer of an object marked for deletion.
+/// Writes nothing if the result equals the stored object apart from the times of field owners.
 pub(crate) async fn modify(
-    api: &Api,
+    state: &ServerState,
     actor: &Actor,
     at: ObjectAddress<'_>,
     part: ObjectPart,
-    origin: Origin,
-    effect: Effect,
+    source: UpdateSource,
+    mode: WriteMode,
     change: &mut Change<'_>,
-) -> Result<Written, ApiError> {
+) -> Result<WrittenObject, ApiError> {
     let key = at.key();
     loop {
-        let entry = api.of(at.kind).get(&key).await?.ok_or_else(|| at.not_found())?;
+        let entry = state.store_of(at.kind).get(&key).await?.ok_or_else(|| at.not_found())?;
         let stored = Stored::from(&entry);
-        let current = Current::of(&api.decoded_objects, at.kind, &entry, &stored)?;
+        let current = Current::of(&state.decoded_objects, at.kind, &entry, &stored)?;
         let Document { object: mut new, owners } = change(&current)?;
         let Current { object: old, divided: SplitObject { owners: owners_before, .. }, .. } = current;
-        check_identity(&at, origin, &*new, &*old, entry.modified)?;
-        complete(&at, part, &mut *new, &*old);
-        write_authorization::update(&api.security.authorizer, actor, &at, part, &*new, &*old).await?;
+        check_identity(&at, source, &*new, &*old, entry.modified)?;
+        carry_over(&at, part, &mut *new, &*old);
+        write_authorization::update(&state.security.authorizer, actor, &at, part, &*new, &*old).await?;
         if part == ObjectPart::Main {
-            admission::update(api, at.kind, &mut *new, &*old).await?;
+            admission::update(state, at.kind, &mut *new, &*old).await?;
         }
-        restore(&at, part, &mut *new, &*old);
-        check_valid(&at, part, &*new, &*old)?;
-        if new.meta().deletion_timestamp.is_some() && is_free(at.kind, &*new) {
+        restore_other_parts(&at, part, &mut *new, &*old);
+        validate(&at, part, &*new, &*old)?;
+        if new.meta().deletion_timestamp.is_some() && is_removable(at.kind, &*new) {
             let value = Encoded::of(&mut *new).with(&owners);
-            let last = Written::shown(Stored { value, ..stored }, new);
-            if effect == Effect::DryRun {
+            let last = WrittenObject::uncached(Stored { value, ..stored }, new);
+            if mode == WriteMode::DryRun {
                 return Ok(last);
             }
-            // The last thing that held a deleted object is gone, and so is the object.
-            match api.of(at.kind).delete(&key, entry.modified).await {
+            // The last finalizer is gone: remove the object.
+            match state.store_of(at.kind).delete(&key, entry.modified).await {
                 Ok(_) => return Ok(last),
                 Err(WriteError::Conflict { .. }) => continue,
                 Err(WriteError::Missing { .. }) => return Err(at.not_found()),
@@ -172,19 +176,19 @@ pub(crate) async fn modify(
             }
         }
         let encoded = Encoded::of(&mut *new);
-        // A write that would change nothing but the times of owners changes nothing.
-        let same = encoded.is(&owners_before, &entry.value) && owners.same_but_times(&owners_before);
-        let counts = at.descriptor().first_write == FirstWrite::Counts && entry.modified == entry.created;
-        if same && !counts {
-            return Ok(Written::now(api, at.kind, stored, new));
+        // A write that would change only the times of field owners is not stored.
+        let is_unchanged = encoded.is(&owners_before, &entry.value) && owners.same_but_times(&owners_before);
+        let is_always_stored = at.descriptor().first_write == FirstWrite::Counts && entry.modified == entry.created;
+        if is_unchanged && !is_always_stored {
+            return Ok(WrittenObject::cached(state, at.kind, stored, new));
         }
-        let value = encoded.with(if same { &owners_before } else { &owners });
-        if effect == Effect::DryRun {
-            return Ok(Written::shown(Stored { value, ..stored }, new));
+        let value = encoded.with(if is_unchanged { &owners_before } else { &owners });
+        if mode == WriteMode::DryRun {
+            return Ok(WrittenObject::uncached(Stored { value, ..stored }, new));
         }
-        match api.of(at.kind).update(&key, entry.modified, value.clone()).await {
-            Ok(revision) => return Ok(Written::now(api, at.kind, Stored { value, revision }, new)),
-            // The change is computed again; if it insists on a resourceVersion it now fails.
+        match state.store_of(at.kind).update(&key, entry.modified, value.clone()).await {
+            Ok(revision) => return Ok(WrittenObject::cached(state, at.kind, Stored { value, revision }, new)),
+            // Computed again from the new state. A change that names a resourceVersion fails there.
             Err(WriteError::Conflict { .. }) => {}
             Err(WriteError::Missing { .. }) => return Err(at.not_found()),
             Err(error) => return Err(error.into()),
@@ -192,8 +196,8 @@ pub(crate) async fn modify(
     }
 }
 
-/// Does nothing hold this object once it is deleted?
-pub(crate) fn is_free(kind: &dyn Kind, object: &dyn Object) -> bool {
+/// Returns true if neither finalizers, nor a grace period, nor the kind's own rule delays the removal of a deleted object.
+pub(crate) fn is_removable(kind: &dyn Kind, object: &dyn Object) -> bool {
     let meta = object.meta();
     meta.finalizers.as_ref().is_none_or(Vec::is_empty)
         && meta.deletion_grace_period_seconds.unwrap_or(0) == 0
@@ -202,7 +206,7 @@ pub(crate) fn is_free(kind: &dyn Kind, object: &dyn Object) -> bool {
 
 fn check_identity(
     at: &ObjectAddress<'_>,
-    origin: Origin,
+    source: UpdateSource,
     new: &dyn Object,
     old: &dyn Object,
     current: u64,
@@ -221,12 +225,12 @@ fn check_identity(
     }
     let old_uid = old.meta().uid.as_deref().unwrap_or_default();
     if let Some(uid) = sent.uid.as_deref().filter(|u| !u.is_empty() && *u != old_uid) {
-        return Err(match origin {
-            Origin::Patch => {
+        return Err(match source {
+            UpdateSource::Patch => {
                 let error = FieldError::invalid("metadata.uid", uid, "field is immutable");
                 ApiError::invalid(d, at.name, vec![error])
             }
-            Origin::Put | Origin::Server => ApiError::precondition(d, at.name, "UID", uid, old_uid),
+            UpdateSource::Put | UpdateSource::Server => ApiError::precondition(d, at.name, "UID", uid, old_uid),
         });
     }
     match sent.resource_version.as_deref().filter(|v| !v.is_empty() && *v != "0") {
@@ -238,7 +242,7 @@ fn check_identity(
                 Err(ApiError::invalid(d, at.name, vec![error]))
             }
         },
-        None if origin == Origin::Put && d.put_version == PutVersion::Required => {
+        None if source == UpdateSource::Put && d.put_version == PutVersion::Required => {
             let error = FieldError::invalid("metadata.resourceVersion", 0, "must be specified for an update");
             Err(ApiError::invalid(d, at.name, vec![error]))
         }
@@ -246,8 +250,8 @@ fn check_identity(
     }
 }
 
-/// Carries over the metadata that is the server's own, and fills defaults.
-fn complete(at: &ObjectAddress<'_>, part: ObjectPart, new: &mut dyn Object, old: &dyn Object) {
+/// Copies the metadata that clients cannot change from the old object, and sets defaults.
+fn carry_over(at: &ObjectAddress<'_>, part: ObjectPart, new: &mut dyn Object, old: &dyn Object) {
     if part != ObjectPart::Whole {
         meta::carry_over(new.meta_mut(), old.meta());
         meta::normalise(new.meta_mut());
@@ -255,8 +259,8 @@ fn complete(at: &ObjectAddress<'_>, part: ObjectPart, new: &mut dyn Object, old:
     }
 }
 
-/// Puts back everything outside the part.
-fn restore(at: &ObjectAddress<'_>, part: ObjectPart, new: &mut dyn Object, old: &dyn Object) {
+/// Copies everything outside the part that the request may write from the old object.
+fn restore_other_parts(at: &ObjectAddress<'_>, part: ObjectPart, new: &mut dyn Object, old: &dyn Object) {
     match part {
         ObjectPart::Main => at.kind.prepare_update(new, old),
         ObjectPart::Status => at.kind.prepare_status(new, old, meta::now()),
@@ -266,11 +270,11 @@ fn restore(at: &ObjectAddress<'_>, part: ObjectPart, new: &mut dyn Object, old: 
         }
         ObjectPart::Whole => {}
     }
-    // Neither the one it was read at nor the old object's is stored.
+    // The resourceVersion is not stored with the object; the store's revision is added when the object is read.
     new.meta_mut().resource_version = None;
 }
 
-fn check_valid(at: &ObjectAddress<'_>, part: ObjectPart, new: &dyn Object, old: &dyn Object) -> Result<(), ApiError> {
+fn validate(at: &ObjectAddress<'_>, part: ObjectPart, new: &dyn Object, old: &dyn Object) -> Result<(), ApiError> {
     let mut errors = meta::validate_update(new.meta(), old.meta());
     match part {
         ObjectPart::Main => {

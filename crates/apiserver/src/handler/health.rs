@@ -1,22 +1,23 @@
-//! `/healthz`, `/livez` and `/readyz`: is the server alive, and can it do its work?
+//! `/healthz`, `/livez` and `/readyz`.
 
 use http::StatusCode;
 
-use crate::api::Api;
 use crate::http::query::Query;
 use crate::http::reply::Reply;
+use crate::state::ServerState;
 
-/// What there is to check. A server that cannot write still lives: it answers reads.
-const LIVE: &[&str] = &["ping"];
-const READY: &[&str] = &["ping", "store-reads", "store-writes"];
+/// The checks of `/livez`. The store is not among them: a server that cannot write still serves reads.
+const LIVENESS_CHECKS: &[&str] = &["ping"];
+/// The checks of `/readyz` and `/healthz`.
+const READINESS_CHECKS: &[&str] = &["ping", "store-reads", "store-writes"];
 
-pub(super) async fn check(api: &Api, path: &str, query: Option<&str>) -> Reply {
+pub(super) async fn check(state: &ServerState, path: &str, query: Option<&str>) -> Reply {
     let mut segments = path.split('/').filter(|s| !s.is_empty());
     let endpoint = segments.next().unwrap_or_default();
-    let checks = if endpoint == "livez" { LIVE } else { READY };
-    if let Some(one) = segments.next() {
-        return match checks.contains(&one) && segments.next().is_none() {
-            true if passes(api, one).await => Reply::text(StatusCode::OK, "ok"),
+    let checks = if endpoint == "livez" { LIVENESS_CHECKS } else { READINESS_CHECKS };
+    if let Some(check) = segments.next() {
+        return match checks.contains(&check) && segments.next().is_none() {
+            true if passes(state, check).await => Reply::text(StatusCode::OK, "ok"),
             true => Reply::text(StatusCode::INTERNAL_SERVER_ERROR, "internal server error: reason withheld\n"),
             false => Reply::text(StatusCode::NOT_FOUND, "404 page not found\n"),
         };
@@ -28,7 +29,7 @@ pub(super) async fn check(api: &Api, path: &str, query: Option<&str>) -> Reply {
     for check in checks {
         if excluded(check) {
             text += &format!("[+]{check} excluded: ok\n");
-        } else if passes(api, check).await {
+        } else if passes(state, check).await {
             text += &format!("[+]{check} ok\n");
         } else {
             text += &format!("[-]{check} failed: reason withheld\n");
@@ -42,10 +43,10 @@ pub(super) async fn check(api: &Api, path: &str, query: Option<&str>) -> Reply {
     }
 }
 
-async fn passes(api: &Api, check: &str) -> bool {
+async fn passes(state: &ServerState, check: &str) -> bool {
     match check {
-        "store-reads" => api.store.revision().await.is_ok(),
-        "store-writes" => api.security.metrics.store_is_writable(),
+        "store-reads" => state.store.revision().await.is_ok(),
+        "store-writes" => state.security.metrics.store_is_writable(),
         _ => true,
     }
 }

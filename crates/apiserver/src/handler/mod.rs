@@ -1,7 +1,7 @@
-//! One request in, one response out: authenticates, authorizes, routes, turns errors into Status objects, and counts and
-//! audits the outcome. What a request to a resource does is decided in `endpoint`.
+//! Handles one request: authenticates, authorizes, routes, converts errors to Status objects, and records the outcome in
+//! metrics and the audit log. Requests to resources are carried out by `endpoint`.
 
-mod gate;
+mod authorize;
 mod health;
 
 use std::sync::{Arc, OnceLock};
@@ -17,75 +17,77 @@ use http::request::Parts;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use tokio_util::sync::CancellationToken;
 
-use crate::api::Api;
-use crate::http::body::{ApiBody, IncomingBody};
+use crate::http::body::{IncomingBody, ResponseBody};
 use crate::http::query::Query;
 use crate::http::reply::{self, Reply};
 use crate::http::route::{self, Route};
-use crate::http::{Call, protobuf};
+use crate::http::{ResourceRequest, protobuf};
+use crate::state::ServerState;
 use crate::{discovery, endpoint, metrics, openapi, review};
 
+/// Handles a request of `peer`. Watches end when `closing` is cancelled.
 pub(crate) async fn handle<B>(
-    api: Arc<Api>,
+    state: Arc<ServerState>,
     request: Request<B>,
     peer: Peer,
     closing: CancellationToken,
-) -> Response<ApiBody>
+) -> Response<ResponseBody>
 where
     B: IncomingBody,
 {
-    let begun = Instant::now();
+    let started = Instant::now();
     let (parts, body) = request.into_parts();
     let route = route::parse(parts.uri.path());
     let query = Query::parse(parts.uri.query());
-    let asked = gate::request_info(&api, &parts, &route, &query);
-    let id = api.security.ids.of(&parts.headers);
-    let pretty = wants_pretty(&query, &parts.headers);
-    let known = api.security.authenticator.authenticate(&peer, &parts.headers).await;
-    let admitted = match &known {
-        Ok(caller) => gate::admit(&api, caller.clone(), &parts.headers, &asked).await,
+    let info = authorize::request_info(&state, &parts, &route, &query);
+    let id = state.security.ids.of(&parts.headers);
+    let indent = wants_indentation(&query, &parts.headers);
+    let authenticated = state.security.authenticator.authenticate(&peer, &parts.headers).await;
+    let authorized = match &authenticated {
+        Ok(caller) => authorize::authorize(&state, caller.clone(), &parts.headers, &info).await,
         Err(error) => Err(error.clone()),
     };
-    let outcome = match &admitted {
-        // Whoever may not do what the path says does not get to send a body either.
+    let outcome = match &authorized {
+        // The body of a refused request is not read.
         Err(error) => Err(error.clone()),
-        Ok(caller) => match body.read(api.limits.body).await {
+        Ok(caller) => match body.read(state.limits.body).await {
             Ok(body) => {
-                let actor = Actor::Client { caller: caller.clone(), verb: asked.verb };
-                Box::pin(answer(&api, parts, route, query, body, actor, caller, closing)).await
+                let (caller, verb) = (caller.clone(), info.verb);
+                let request = AuthorizedRequest { parts, query, body, caller, verb, closing };
+                Box::pin(route_request(&state, route, request)).await
             }
             Err(error) => Err(error),
         },
     };
     let mut response = match outcome {
-        Ok(reply) if pretty => reply.pretty().into_response(),
+        Ok(reply) if indent => reply.indented().into_response(),
         Ok(reply) => reply.into_response(),
         Err(error) => reply::error(&error),
     };
-    let (code, took) = (response.status(), begun.elapsed());
-    api.security.metrics.answered(&asked, code, took);
-    if let Some(audit) = &api.security.audit {
+    let (code, duration) = (response.status(), started.elapsed());
+    state.security.metrics.answered(&info, code, duration);
+    if let Some(audit) = &state.security.audit {
         audit.record(
             id.to_str().unwrap_or_default(),
-            known.as_deref().ok(),
-            admitted.as_deref().ok(),
-            &asked,
+            authenticated.as_deref().ok(),
+            authorized.as_deref().ok(),
+            &info,
             code,
-            took,
+            duration,
         );
     }
     response.headers_mut().insert(audit::ID, id);
-    if asked.verb == "watch" && code == StatusCode::OK {
-        let watching = api.security.metrics.watching(&asked);
-        return response.map(|body| body.holding(watching));
+    if info.verb == "watch" && code == StatusCode::OK {
+        let watching = state.security.metrics.watching(&info);
+        return response.map(|body| body.with_guard(watching));
     }
     response
 }
 
-/// People with a browser or curl get indented answers, unless they say otherwise.
-fn wants_pretty(query: &Query, headers: &HeaderMap) -> bool {
+/// Returns true if the reply is to be indented: as the parameter `pretty` says, and without it for browsers, curl and wget.
+fn wants_indentation(query: &Query, headers: &HeaderMap) -> bool {
     match query.get("pretty") {
-        Some(text) => !matches!(text, "0" | "false"),
+        Some(value) => !matches!(value, "0" | "false"),
         None => {
             let agent = headers.get(USER_AGENT).and_then(|v| v.to_str().ok()).unwrap_or_default();
             ["curl", "Wget", "Mozilla/"].iter().any(|name| agent.starts_with(name))
@@ -93,47 +95,51 @@ fn wants_pretty(query: &Query, headers: &HeaderMap) -> bool {
     }
 }
 
-/// What a client of a server that is gone is told.
-pub(crate) fn unavailable() -> Response<ApiBody> {
+/// The reply of a server that is closed.
+pub(crate) fn unavailable() -> Response<ResponseBody> {
     reply::error(&ApiError::Unavailable)
 }
 
-async fn answer(
-    api: &Arc<Api>,
+/// A request whose caller may send it.
+struct AuthorizedRequest {
     parts: Parts,
-    route: Route,
     query: Query,
     body: RequestBody,
-    actor: Actor,
-    caller: &Caller,
+    caller: Arc<Caller>,
+    verb: &'static str,
     closing: CancellationToken,
-) -> Result<Reply, ApiError> {
+}
+
+async fn route_request(state: &Arc<ServerState>, route: Route, request: AuthorizedRequest) -> Result<Reply, ApiError> {
+    let AuthorizedRequest { parts, query, body, caller, verb, closing } = request;
     let header = |name| parts.headers.get(name).and_then(|v: &http::HeaderValue| v.to_str().ok());
     let accept = header(ACCEPT);
-    let kinds = api.kinds();
-    let reads = matches!(parts.method, Method::GET | Method::HEAD);
+    let kinds = state.kinds();
+    let is_read = matches!(parts.method, Method::GET | Method::HEAD);
     match route {
-        // Only objects can be written.
-        ref other if !reads && !matches!(other, Route::Resource(_) | Route::Unknown) => Err(ApiError::MethodNotAllowed),
-        Route::Health(_) => Ok(health::check(api, parts.uri.path(), parts.uri.query()).await),
+        // Only resources can be written.
+        ref other if !is_read && !matches!(other, Route::Resource(_) | Route::Unknown) => {
+            Err(ApiError::MethodNotAllowed)
+        }
+        Route::Health(_) => Ok(health::check(state, parts.uri.path(), parts.uri.query()).await),
         Route::Version => Ok(discovery::version()),
-        Route::Metrics => match api.security.metrics.text(&*api.store, &kinds).await {
+        Route::Metrics => match state.security.metrics.text(&*state.store, &kinds).await {
             Ok(text) => Ok(Reply { content_type: metrics::MEDIA_TYPE, ..Reply::text(StatusCode::OK, text) }),
             Err(error) => Err(ApiError::Internal(error.to_string())),
         },
-        Route::Issuer => Ok(Reply::json(StatusCode::OK, &token::configuration())),
-        Route::KeySet => Ok(Reply {
+        Route::OpenIdConfiguration => Ok(Reply::json(StatusCode::OK, &token::configuration())),
+        Route::OpenIdKeys => Ok(Reply {
             content_type: "application/jwk-set+json",
-            ..Reply::json(StatusCode::OK, &api.security.authenticator.signer.key_set())
+            ..Reply::json(StatusCode::OK, &state.security.authenticator.signer.key_set())
         }),
         Route::Root => Ok(discovery::root(&kinds)),
-        Route::CoreVersions => Ok(discovery::core_versions(&kinds, accept).conditional(header(IF_NONE_MATCH))),
-        Route::Groups => Ok(discovery::groups(&kinds, accept).conditional(header(IF_NONE_MATCH))),
+        Route::CoreVersions => Ok(discovery::core_versions(&kinds, accept).with_etag(header(IF_NONE_MATCH))),
+        Route::Groups => Ok(discovery::groups(&kinds, accept).with_etag(header(IF_NONE_MATCH))),
         Route::Group(group) => discovery::group(&kinds, &group),
         Route::Resources { group, version } => discovery::resources(&kinds, &group, &version),
-        Route::OpenApiV2 => Ok(openapi::v2(&kinds, openapi::Asked::of(&parts))),
+        Route::OpenApiV2 => Ok(openapi::v2(&kinds, openapi::DocumentRequest::new(&parts))),
         Route::OpenApiV3 => Ok(openapi::v3_index(&kinds)),
-        Route::OpenApiV3Document(path) => openapi::v3_document(&kinds, &path, openapi::Asked::of(&parts)),
+        Route::OpenApiV3Document(path) => openapi::v3_document(&kinds, &path, openapi::DocumentRequest::new(&parts)),
         Route::Resource(target)
             if kinds.in_version(&target.group, &target.version).next().is_none()
                 && !review::is_group(&target.group, &target.version) =>
@@ -141,21 +147,21 @@ async fn answer(
             Ok(page_not_found())
         }
         Route::Resource(target) => {
-            let (content_type, body) = as_json(header(CONTENT_TYPE), body)?;
-            let call = Call {
+            let (content_type, body) = to_json(header(CONTENT_TYPE), body)?;
+            let request = ResourceRequest {
                 query,
                 accept: accept.map(Into::into),
                 content_type,
-                agent: header(USER_AGENT).unwrap_or(&caller.name).to_owned(),
+                user_agent: header(USER_AGENT).unwrap_or(&caller.name).to_owned(),
                 method: parts.method,
-                actor,
+                actor: Actor::Client { caller: caller.clone(), verb },
                 body,
                 encoded_object: OnceLock::new(),
                 closing,
             };
             match review::find(&target.group, &target.version, &target.plural) {
-                Some(_) => review::answer(api, &call, caller, &target).await,
-                None => endpoint::dispatch(api, call, &target).await,
+                Some(_) => review::answer(state, &request, &caller, &target).await,
+                None => endpoint::dispatch(state, request, &target).await,
             }
         }
         Route::Unknown => Ok(page_not_found()),
@@ -166,8 +172,8 @@ fn page_not_found() -> Reply {
     Reply::text(StatusCode::NOT_FOUND, "404 page not found\n")
 }
 
-/// Bodies in other encodings are turned into JSON at the door, so that nothing behind it has to know of them.
-fn as_json(content_type: Option<&str>, body: RequestBody) -> Result<(Option<String>, RequestBody), ApiError> {
+/// Converts a protobuf body to JSON, so that no later code depends on the encoding. Other bodies are not changed.
+fn to_json(content_type: Option<&str>, body: RequestBody) -> Result<(Option<String>, RequestBody), ApiError> {
     let is_protobuf = content_type.is_some_and(|t| t.starts_with(protobuf::MEDIA_TYPE));
     let bytes = match body {
         RequestBody::Encoded(bytes, _) if is_protobuf && !bytes.is_empty() => bytes,

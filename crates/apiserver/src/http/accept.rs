@@ -1,26 +1,28 @@
-//! Content negotiation: which form of an answer the client asked for.
+//! Content negotiation: the representation that the `Accept` header asks for.
 
 use cleat_apimachinery::error::ApiError;
 
-/// The form of an answer.
+/// The representation of objects in a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
-    Plain,
+pub(crate) enum Representation {
+    /// The whole object.
+    Full,
     Table,
-    /// Metadata only; of the items, if the answer is a list.
-    Partial,
+    /// PartialObjectMetadata.
+    Metadata,
 }
 
-/// What is being answered: some forms exist only for some of these.
+/// The kind of a reply: some representations exist only for some of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Shape {
+pub(crate) enum ReplyKind {
     Item,
     List,
     Watch,
 }
 
-pub(crate) const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+pub(crate) const AGGREGATED_DISCOVERY: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
+/// One clause of the header: `MEDIA;g=GROUP;v=VERSION;as=TRANSFORM`.
 struct Clause<'a> {
     media: &'a str,
     group: &'a str,
@@ -49,21 +51,24 @@ fn is_json(media: &str) -> bool {
     matches!(media, "application/json" | "application/*" | "*/*" | "")
 }
 
-pub(crate) fn negotiate(header: Option<&str>, shape: Shape) -> Result<Form, ApiError> {
-    let Some(header) = header else { return Ok(Form::Plain) };
+/// The representation of the first clause that the server can satisfy.
+pub(crate) fn negotiate(header: Option<&str>, reply: ReplyKind) -> Result<Representation, ApiError> {
+    let Some(header) = header else { return Ok(Representation::Full) };
     clauses(header)
         .filter(|c| is_json(c.media))
-        .find_map(|c| match (c.transform, c.group, c.version, shape) {
-            ("", ..) => Some(Form::Plain),
-            ("Table", "meta.k8s.io", "v1" | "v1beta1", _) => Some(Form::Table),
-            ("PartialObjectMetadata", "meta.k8s.io", "v1", Shape::Item | Shape::Watch) => Some(Form::Partial),
-            ("PartialObjectMetadataList", "meta.k8s.io", "v1", Shape::List) => Some(Form::Partial),
+        .find_map(|c| match (c.transform, c.group, c.version, reply) {
+            ("", ..) => Some(Representation::Full),
+            ("Table", "meta.k8s.io", "v1" | "v1beta1", _) => Some(Representation::Table),
+            ("PartialObjectMetadata", "meta.k8s.io", "v1", ReplyKind::Item | ReplyKind::Watch) => {
+                Some(Representation::Metadata)
+            }
+            ("PartialObjectMetadataList", "meta.k8s.io", "v1", ReplyKind::List) => Some(Representation::Metadata),
             _ => None,
         })
         .ok_or(ApiError::NotAcceptable)
 }
 
-/// Does the client prefer the aggregated form of discovery?
+/// Returns true if the client prefers aggregated discovery documents.
 pub(crate) fn wants_aggregated(header: Option<&str>) -> bool {
     let first = header.and_then(|h| {
         clauses(h).find(|c| {
@@ -78,26 +83,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_clause_that_can_be_met_wins() {
+    fn the_first_clause_that_can_be_satisfied_wins() {
         let kubectl = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,\
                        application/json";
         let metadata = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
                         application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
-        for (header, shape, want) in [
-            (Some(kubectl), Shape::List, Some(Form::Table)),
-            (Some(metadata), Shape::List, Some(Form::Partial)),
-            (Some(metadata), Shape::Item, Some(Form::Plain)),
-            (Some("application/vnd.kubernetes.protobuf, */*"), Shape::List, Some(Form::Plain)),
-            (Some("application/vnd.kubernetes.protobuf"), Shape::List, None),
-            (None, Shape::Item, Some(Form::Plain)),
+        for (header, reply, want) in [
+            (Some(kubectl), ReplyKind::List, Some(Representation::Table)),
+            (Some(metadata), ReplyKind::List, Some(Representation::Metadata)),
+            (Some(metadata), ReplyKind::Item, Some(Representation::Full)),
+            (Some("application/vnd.kubernetes.protobuf, */*"), ReplyKind::List, Some(Representation::Full)),
+            (Some("application/vnd.kubernetes.protobuf"), ReplyKind::List, None),
+            (None, ReplyKind::Item, Some(Representation::Full)),
         ] {
-            assert_eq!(negotiate(header, shape).ok(), want, "{header:?}");
+            assert_eq!(negotiate(header, reply).ok(), want, "{header:?}");
         }
     }
 
     #[test]
-    fn aggregated_discovery_only_when_asked_for() {
-        assert!(wants_aggregated(Some(&format!("{AGGREGATED},application/json"))));
+    fn discovery_is_aggregated_only_on_request() {
+        assert!(wants_aggregated(Some(&format!("{AGGREGATED_DISCOVERY},application/json"))));
         assert!(!wants_aggregated(Some("application/json")));
         assert!(!wants_aggregated(None));
     }

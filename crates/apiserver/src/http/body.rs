@@ -1,4 +1,4 @@
-//! Bodies: reading a request's with a limit, and the one type all responses have.
+//! Request bodies, read with limits on size and time, and the body type of all responses.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -13,27 +13,30 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 
 use cleat_apimachinery::error::ApiError;
 
-pub(crate) const REQUEST_LIMIT: usize = 3 << 20;
+/// The largest request body; Kubernetes has the same limit.
+pub(crate) const MAX_BODY_BYTES: usize = 3 << 20;
 
-/// A response body: whole, produced as it is read, or an object for a caller in this process.
-pub(crate) enum ApiBody {
+/// A response body.
+pub(crate) enum ResponseBody {
+    /// All bytes at once; None after they were read.
     Full(Option<Bytes>),
+    /// Produced while it is read.
     Stream(Pin<Box<dyn Stream<Item = Bytes> + Send>>),
-    /// Only for callers that accept it: HTTP shows it as an empty body.
+    /// A decoded object, only for a caller in this process that accepts it. Over HTTP it is an empty body.
     Object(TypedReply),
 }
 
-impl ApiBody {
+impl ResponseBody {
     pub(crate) fn full(bytes: impl Into<Bytes>) -> Self {
         Self::Full(Some(bytes.into()))
     }
 
-    /// Keeps something alive as long as the body is being sent.
-    pub(crate) fn holding(self, guard: impl Send + 'static) -> Self {
+    /// Drops `guard` when a stream ends or is dropped; at once for other bodies.
+    pub(crate) fn with_guard(self, guard: impl Send + 'static) -> Self {
         match self {
             Self::Full(_) | Self::Object(_) => self,
             Self::Stream(stream) => Self::stream(stream.inspect(move |_| {
-                let _held = &guard;
+                let _guard = &guard;
             })),
         }
     }
@@ -43,7 +46,7 @@ impl ApiBody {
     }
 }
 
-impl Body for ApiBody {
+impl Body for ResponseBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -74,7 +77,7 @@ impl Body for ApiBody {
 
 /// A request body that has not been read yet.
 pub(crate) trait IncomingBody {
-    /// Reads the whole body. A client that does not send it within `timeout` loses the request.
+    /// Reads the whole body. Fails if the client does not send it within `timeout`.
     fn read(self, timeout: Duration) -> impl Future<Output = Result<RequestBody, ApiError>> + Send;
 }
 
@@ -90,17 +93,17 @@ where
         if self.0.is_end_stream() {
             return Ok(RequestBody::encoded(Bytes::new()));
         }
-        let reading = Limited::new(self.0, REQUEST_LIMIT).collect();
+        let reading = Limited::new(self.0, MAX_BODY_BYTES).collect();
         let Ok(outcome) = tokio::time::timeout(timeout, reading).await else { return Err(ApiError::Slow) };
         match outcome {
             Ok(collected) => Ok(RequestBody::encoded(collected.to_bytes())),
-            Err(error) if error.is::<LengthLimitError>() => Err(ApiError::TooLarge { limit: REQUEST_LIMIT }),
+            Err(error) if error.is::<LengthLimitError>() => Err(ApiError::TooLarge { limit: MAX_BODY_BYTES }),
             Err(error) => Err(ApiError::BadRequest(format!("cannot read the body: {error}"))),
         }
     }
 }
 
-/// The body of a request from this process is complete.
+/// A body from this process is complete already.
 impl IncomingBody for RequestBody {
     async fn read(self, _timeout: Duration) -> Result<RequestBody, ApiError> {
         Ok(self)

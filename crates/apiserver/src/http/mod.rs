@@ -1,15 +1,13 @@
-//! The protocol of the API: paths, query parameters, bodies, content negotiation and replies. What a request does is
-//! decided elsewhere ([`handler`](crate::handler), [`endpoint`](crate::endpoint)).
+//! The HTTP protocol of the API: paths, query parameters, bodies, content negotiation and replies. The modules `handler` and
+//! `endpoint` carry requests out.
 
 pub(crate) mod accept;
 pub(crate) mod body;
 pub(crate) mod protobuf;
-mod protobuf_security;
-mod protobuf_sidecars;
 pub(crate) mod query;
 pub(crate) mod reply;
 pub(crate) mod route;
-mod warning;
+mod warnings;
 
 use std::sync::OnceLock;
 
@@ -21,26 +19,26 @@ use http::Method;
 use query::Query;
 use tokio_util::sync::CancellationToken;
 
-/// A request to a resource, taken apart.
-pub(crate) struct Call {
+/// A request to a resource whose caller is authenticated and authorized.
+pub(crate) struct ResourceRequest {
     pub(crate) method: Method,
     pub(crate) query: Query,
     pub(crate) accept: Option<String>,
     pub(crate) content_type: Option<String>,
-    /// Who the client says it is.
-    pub(crate) agent: String,
-    /// On whose behalf the request is carried out.
+    /// The header `User-Agent`, or the caller's name if there is none.
+    pub(crate) user_agent: String,
+    /// The user that the request acts as.
     pub(crate) actor: Actor,
     pub(crate) body: RequestBody,
-    /// The encoded form of an object that came instead of an encoded body. Set when it is first needed.
+    /// The JSON of a body that came as an object. Encoded on first use.
     pub(crate) encoded_object: OnceLock<Bytes>,
-    /// Ends streams when the connection's server stops.
+    /// Cancelled when the connection's server stops; ends watches.
     pub(crate) closing: CancellationToken,
 }
 
-impl Call {
-    /// The encoded body. An object that came instead of one is encoded once.
-    pub(crate) fn text(&self) -> &Bytes {
+impl ResourceRequest {
+    /// The body as JSON. A body that came as an object is encoded once.
+    pub(crate) fn encoded_body(&self) -> &Bytes {
         match &self.body {
             RequestBody::Encoded(bytes, _) => bytes,
             RequestBody::Object(body) => {
@@ -49,12 +47,16 @@ impl Call {
         }
     }
 
-    /// Takes the object of a body that was not encoded, if it is of the kind's type. `encode` uses it and returns its encoded
-    /// form, which [`Call::text`] returns from then on.
-    pub(crate) fn adopted<T>(&self, kind: &dyn Kind, encode: impl FnOnce(Box<dyn Object>) -> (T, Bytes)) -> Option<T> {
+    /// Takes the object of a body that came as an object of the kind's type. `encode` gets the object and returns its JSON,
+    /// which [`ResourceRequest::encoded_body`] returns from then on. None for other bodies, and if the object was taken before.
+    pub(crate) fn take_object<T>(
+        &self,
+        kind: &dyn Kind,
+        encode: impl FnOnce(Box<dyn Object>) -> (T, Bytes),
+    ) -> Option<T> {
         let RequestBody::Object(body) = &self.body else { return None };
-        let (made, text) = encode(kind.adopt(body)?);
-        self.encoded_object.get_or_init(|| text);
-        Some(made)
+        let (result, json) = encode(kind.adopt(body)?);
+        self.encoded_object.get_or_init(|| json);
+        Some(result)
     }
 }

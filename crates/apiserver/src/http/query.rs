@@ -1,4 +1,4 @@
-//! The query string, and the options of a request that come in it.
+//! The query string and the request options in it.
 
 use std::time::Duration;
 
@@ -8,12 +8,14 @@ use cleat_apimachinery::error::ApiError;
 use cleat_apimachinery::field::FieldError;
 use cleat_apimachinery::table::Include;
 
-const MANAGER_LIMIT: usize = 128;
+/// The longest field manager name, in bytes. A name taken from the user agent is cut to as many characters.
+const MAX_FIELD_MANAGER_LEN: usize = 128;
 
+/// The decoded parameters in their order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Query(Vec<(String, String)>);
 
-/// What to do about unknown fields in a body.
+/// The parameter `fieldValidation`: the treatment of unknown and duplicate fields in a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FieldValidation {
     Ignore,
@@ -21,38 +23,38 @@ pub(crate) enum FieldValidation {
     Strict,
 }
 
-/// Does the request only want to know what would happen?
+/// The parameter `dryRun`: whether the result of a write is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Effect {
-    Write,
+pub(crate) enum WriteMode {
+    Persist,
     DryRun,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Match {
+pub(crate) enum ResourceVersionMatch {
     Exact,
     NotOlderThan,
 }
 
-/// Parameters of a list or watch, checked one by one but not yet against each other.
+/// The parameters of a list or watch. Each is valid by itself; their combination is not checked yet.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ListOptions {
     pub(crate) label_selector: String,
     pub(crate) field_selector: String,
-    /// Absent if the parameter is missing or empty.
-    pub(crate) version: Option<Revision>,
-    pub(crate) version_match: Option<Match>,
+    /// None if the parameter is missing or empty.
+    pub(crate) resource_version: Option<Revision>,
+    pub(crate) resource_version_match: Option<ResourceVersionMatch>,
     pub(crate) limit: Option<usize>,
-    pub(crate) token: Option<String>,
+    pub(crate) continue_token: Option<String>,
     pub(crate) timeout: Option<Duration>,
-    pub(crate) bookmarks: bool,
-    pub(crate) initial_events: Option<bool>,
+    pub(crate) allow_bookmarks: bool,
+    pub(crate) send_initial_events: Option<bool>,
     pub(crate) watch: bool,
 }
 
 impl Query {
-    pub(crate) fn parse(text: Option<&str>) -> Self {
-        let pairs = form_urlencoded::parse(text.unwrap_or_default().as_bytes());
+    pub(crate) fn parse(query: Option<&str>) -> Self {
+        let pairs = form_urlencoded::parse(query.unwrap_or_default().as_bytes());
         Self(pairs.into_owned().collect())
     }
 
@@ -64,11 +66,12 @@ impl Query {
         self.0.iter().filter(move |(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    fn present(&self, name: &str) -> Option<&str> {
+    /// The value, if the parameter is there and not empty.
+    fn non_empty(&self, name: &str) -> Option<&str> {
         self.get(name).filter(|v| !v.is_empty())
     }
 
-    /// Boolean parameters are true unless they say otherwise: `?watch` and `?watch=1` both are.
+    /// A boolean parameter is false if its value is `false` or `0`, and true otherwise: also `?watch` without a value.
     fn flag(&self, name: &str) -> Option<bool> {
         self.get(name).map(|v| !matches!(v.to_ascii_lowercase().as_str(), "false" | "0"))
     }
@@ -78,15 +81,15 @@ impl Query {
     }
 
     fn number<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>, ApiError> {
-        self.present(name)
+        self.non_empty(name)
             .map(|v| v.parse().map_err(|_| ApiError::BadRequest(format!("invalid value for {name}: {v:?}"))))
             .transpose()
     }
 
-    pub(crate) fn effect(&self, options_kind: &str) -> Result<Effect, ApiError> {
-        match self.present("dryRun") {
-            None => Ok(Effect::Write),
-            Some("All") => Ok(Effect::DryRun),
+    pub(crate) fn write_mode(&self, options_kind: &str) -> Result<WriteMode, ApiError> {
+        match self.non_empty("dryRun") {
+            None => Ok(WriteMode::Persist),
+            Some("All") => Ok(WriteMode::DryRun),
             Some(other) => {
                 let error = FieldError::not_supported("dryRun", other, &["All"]);
                 Err(ApiError::invalid_option(options_kind, error))
@@ -95,7 +98,7 @@ impl Query {
     }
 
     pub(crate) fn field_validation(&self, options_kind: &str) -> Result<FieldValidation, ApiError> {
-        match self.present("fieldValidation") {
+        match self.non_empty("fieldValidation") {
             None | Some("Warn") => Ok(FieldValidation::Warn),
             Some("Strict") => Ok(FieldValidation::Strict),
             Some("Ignore") => Ok(FieldValidation::Ignore),
@@ -106,14 +109,14 @@ impl Query {
         }
     }
 
-    /// Who the change is recorded for: named by the request, or by the client's name for itself.
-    pub(crate) fn field_manager(&self, options_kind: &str, agent: &str) -> Result<String, ApiError> {
-        let Some(name) = self.present("fieldManager") else {
-            let prefix = agent.split('/').next().unwrap_or_default();
-            return Ok(prefix.chars().take_while(|c| !c.is_control()).take(MANAGER_LIMIT).collect());
+    /// The manager that owns the changed fields: the parameter, or else the user agent up to its first slash.
+    pub(crate) fn field_manager(&self, options_kind: &str, user_agent: &str) -> Result<String, ApiError> {
+        let Some(name) = self.non_empty("fieldManager") else {
+            let prefix = user_agent.split('/').next().unwrap_or_default();
+            return Ok(prefix.chars().take_while(|c| !c.is_control()).take(MAX_FIELD_MANAGER_LEN).collect());
         };
-        let error = if name.len() > MANAGER_LIMIT {
-            FieldError::too_long("fieldManager", MANAGER_LIMIT)
+        let error = if name.len() > MAX_FIELD_MANAGER_LEN {
+            FieldError::too_long("fieldManager", MAX_FIELD_MANAGER_LEN)
         } else if name.chars().any(char::is_control) {
             FieldError::invalid("fieldManager", name, "should only contain printable characters")
         } else {
@@ -135,31 +138,31 @@ impl Query {
             let error = FieldError::not_supported("resourceVersionMatch", v, &["", "Exact", "NotOlderThan"]);
             ApiError::invalid_option("ListOptions", error)
         };
-        let version = self.present("resourceVersion");
+        let resource_version = self.non_empty("resourceVersion");
         Ok(ListOptions {
             label_selector: self.get("labelSelector").unwrap_or_default().into(),
             field_selector: self.get("fieldSelector").unwrap_or_default().into(),
-            version: version
+            resource_version: resource_version
                 .map(|v| v.parse().map_err(|_| ApiError::BadRequest(format!("invalid resource version: {v:?}"))))
                 .transpose()?,
-            version_match: match self.present("resourceVersionMatch") {
+            resource_version_match: match self.non_empty("resourceVersionMatch") {
                 None => None,
-                Some("Exact") => Some(Match::Exact),
-                Some("NotOlderThan") => Some(Match::NotOlderThan),
+                Some("Exact") => Some(ResourceVersionMatch::Exact),
+                Some("NotOlderThan") => Some(ResourceVersionMatch::NotOlderThan),
                 Some(other) => return Err(bad_match(other)),
             },
             limit: self.number("limit")?.filter(|n| *n > 0),
-            token: self.present("continue").map(Into::into),
+            continue_token: self.non_empty("continue").map(Into::into),
             timeout: self.number("timeoutSeconds")?.filter(|n| *n > 0).map(Duration::from_secs),
-            bookmarks: self.flag("allowWatchBookmarks").unwrap_or(false),
-            initial_events: self.flag("sendInitialEvents"),
+            allow_bookmarks: self.flag("allowWatchBookmarks").unwrap_or(false),
+            send_initial_events: self.flag("sendInitialEvents"),
             watch: self.is_watch(),
         })
     }
 
-    /// How much of each object a Table row carries.
+    /// The part of each object that a Table row contains.
     pub(crate) fn include_object(&self) -> Result<Include, ApiError> {
-        match self.present("includeObject") {
+        match self.non_empty("includeObject") {
             None | Some("Metadata") => Ok(Include::Metadata),
             Some("None") => Ok(Include::None),
             Some("Object") => Ok(Include::Object),

@@ -1,4 +1,4 @@
-//! Building HTTP responses: objects, Status, plain text, warnings.
+//! HTTP responses: objects, Status, plain text, errors and warnings.
 
 use bytes::{Bytes, BytesMut};
 use cleat_api::transport::TypedReply;
@@ -6,32 +6,33 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, HeaderName, HeaderValue, R
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
-use super::body::ApiBody;
+use super::body::ResponseBody;
 use cleat_apimachinery::descriptor::Descriptor;
 use cleat_apimachinery::error::ApiError;
 
 pub(crate) const JSON: &str = "application/json";
 
-/// An answer that is not an error.
+/// A response that is not an error.
 pub(crate) struct Reply {
     pub(crate) code: StatusCode,
     pub(crate) content_type: &'static str,
-    pub(crate) body: ApiBody,
+    pub(crate) body: ResponseBody,
     pub(crate) warnings: Vec<String>,
-    /// Beyond those every answer has; one of the same name replaces it.
+    /// Additional headers. They replace default headers of the same name.
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
 }
 
 impl Reply {
     pub(crate) fn bytes(code: StatusCode, body: impl Into<Bytes>) -> Self {
-        Self { code, content_type: JSON, body: ApiBody::full(body), warnings: Vec::new(), headers: Vec::new() }
+        Self { code, content_type: JSON, body: ResponseBody::full(body), warnings: Vec::new(), headers: Vec::new() }
     }
 
-    /// For a caller in this process that accepts the object without encoding.
+    /// An object without encoding, for a caller in this process that accepts it.
     pub(crate) fn object(code: StatusCode, object: TypedReply) -> Self {
-        Self { body: ApiBody::Object(object), ..Self::bytes(code, Bytes::new()) }
+        Self { body: ResponseBody::Object(object), ..Self::bytes(code, Bytes::new()) }
     }
 
+    /// JSON in a buffer; a newline is added.
     pub(crate) fn buffer(code: StatusCode, mut body: BytesMut) -> Self {
         body.extend_from_slice(b"\n");
         Self::bytes(code, body.freeze())
@@ -45,11 +46,11 @@ impl Reply {
         Self { content_type: "text/plain; charset=utf-8", ..Self::bytes(code, body) }
     }
 
-    pub(crate) fn stream(body: ApiBody) -> Self {
+    pub(crate) fn stream(body: ResponseBody) -> Self {
         Self { body, ..Self::bytes(StatusCode::OK, Bytes::new()) }
     }
 
-    /// The Status that reports success about one object.
+    /// A Status that reports the success of an operation on one object.
     pub(crate) fn success(code: StatusCode, descriptor: &Descriptor, name: &str, uid: Option<&str>) -> Self {
         let mut details = json!({ "name": name, "kind": descriptor.plural });
         if !descriptor.group.is_empty() {
@@ -68,26 +69,26 @@ impl Reply {
         self
     }
 
-    /// The same JSON on many lines, for people. A stream stays as it is: its readers split it by line.
-    pub(crate) fn pretty(mut self) -> Self {
-        if let ApiBody::Full(Some(bytes)) = &self.body
+    /// Indents a JSON body. Streams are not changed: watch clients expect one object per line.
+    pub(crate) fn indented(mut self) -> Self {
+        if let ResponseBody::Full(Some(bytes)) = &self.body
             && self.content_type.starts_with(JSON)
             && let Ok(value) = serde_json::from_slice::<Value>(bytes)
         {
-            self.body = ApiBody::full(format!("{value:#}\n"));
+            self.body = ResponseBody::full(format!("{value:#}\n"));
         }
         self
     }
 
-    /// Lets a client that has this very body already go without it.
-    pub(crate) fn conditional(mut self, if_none_match: Option<&str>) -> Self {
-        let ApiBody::Full(Some(bytes)) = &self.body else { return self };
+    /// Adds an ETag. If the client already has this body, the reply becomes 304 Not Modified.
+    pub(crate) fn with_etag(mut self, if_none_match: Option<&str>) -> Self {
+        let ResponseBody::Full(Some(bytes)) = &self.body else { return self };
         let hash = ring::digest::digest(&ring::digest::SHA256, bytes);
         let tag: String = hash.as_ref().iter().map(|byte| format!("{byte:02X}")).collect();
         let tag = format!("\"{tag}\"");
-        if if_none_match.is_some_and(|known| known.split(',').any(|t| t.trim().trim_start_matches("W/") == tag)) {
+        if if_none_match.is_some_and(|tags| tags.split(',').any(|t| t.trim().trim_start_matches("W/") == tag)) {
             self.code = StatusCode::NOT_MODIFIED;
-            self.body = ApiBody::full(Bytes::new());
+            self.body = ResponseBody::full(Bytes::new());
         }
         self.headers.extend(HeaderValue::from_str(&tag).map(|tag| (ETAG, tag)));
         self.headers.push((VARY, HeaderValue::from_static("Accept")));
@@ -95,7 +96,12 @@ impl Reply {
         self
     }
 
-    pub(crate) fn into_response(self) -> Response<ApiBody> {
+    pub(crate) fn with_header(mut self, name: HeaderName, value: HeaderValue) -> Self {
+        self.headers.push((name, value));
+        self
+    }
+
+    pub(crate) fn into_response(self) -> Response<ResponseBody> {
         let mut response = Response::new(self.body);
         *response.status_mut() = self.code;
         let headers = response.headers_mut();
@@ -104,14 +110,15 @@ impl Reply {
         for (name, value) in self.headers {
             headers.insert(name, value);
         }
-        for value in super::warning::headers(&self.warnings) {
+        for value in super::warnings::headers(&self.warnings) {
             headers.append(WARNING, value);
         }
         response
     }
 }
 
-pub(crate) fn error(error: &ApiError) -> Response<ApiBody> {
+/// The Status of an error, with `Retry-After` if it names a time.
+pub(crate) fn error(error: &ApiError) -> Response<ResponseBody> {
     let (code, status) = error.status();
     let retry = status["details"]["retryAfterSeconds"].as_u64();
     let mut response = Reply::json(code, &status).into_response();

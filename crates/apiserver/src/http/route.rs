@@ -1,4 +1,4 @@
-//! What a path means, before anything is looked up.
+//! Parses request paths. Whether the resource exists is decided later.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ pub(crate) enum Route {
     Group(String),
     Resources { group: String, version: String },
     Metrics,
-    Issuer,
-    KeySet,
+    OpenIdConfiguration,
+    OpenIdKeys,
     OpenApiV2,
     OpenApiV3,
     OpenApiV3Document(String),
@@ -27,7 +27,7 @@ pub(crate) enum Route {
 
 pub(crate) fn parse(path: &str) -> Route {
     let segments = path.split('/').filter(|s| !s.is_empty());
-    // No path to an object has more.
+    // The longest path of an object has 8 segments.
     let mut decoded: Vec<Cow<'_, str>> = Vec::with_capacity(8);
     decoded.extend(segments.map(|s| percent_decode_str(s).decode_utf8_lossy()));
     let parts: Vec<&str> = decoded.iter().map(|s| &**s).collect();
@@ -36,8 +36,8 @@ pub(crate) fn parse(path: &str) -> Route {
         ["version"] => Route::Version,
         ["healthz" | "livez" | "readyz", ..] => Route::Health(parts[0].into()),
         ["metrics"] => Route::Metrics,
-        [".well-known", "openid-configuration"] => Route::Issuer,
-        ["openid", "v1", "jwks"] => Route::KeySet,
+        [".well-known", "openid-configuration"] => Route::OpenIdConfiguration,
+        ["openid", "v1", "jwks"] => Route::OpenIdKeys,
         ["openapi", "v2"] => Route::OpenApiV2,
         ["openapi", "v3"] => Route::OpenApiV3,
         ["openapi", "v3", rest @ ..] => Route::OpenApiV3Document(rest.join("/")),
@@ -54,7 +54,7 @@ pub(crate) fn parse(path: &str) -> Route {
 
 fn resource(group: &str, version: &str, rest: &[&str]) -> Route {
     let (namespace, rest) = match rest {
-        // `status` and `finalize` are the only subresources of a namespace; anything else there is a resource.
+        // `status` and `finalize` are the only subresources of a namespace; any other segment there is a resource in it.
         ["namespaces", _, "status" | "finalize"] => (None, rest),
         ["namespaces", namespace, inside @ ..] if !inside.is_empty() => (Some((*namespace).into()), inside),
         _ => (None, rest),

@@ -1,5 +1,5 @@
-//! The protobuf form of an OpenAPI v2 document, as kubectl asks for it. Field numbers are those of `openapi.v2`; only
-//! what our documents hold is written.
+//! The protobuf encoding of OpenAPI v2 documents, which kubectl requests. Field numbers are those of the message
+//! `openapi.v2.Document`; only fields that Cleat's documents contain are encoded.
 
 use serde_json::{Map, Value};
 
@@ -69,7 +69,7 @@ fn entries(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
     value.as_object().into_iter().flat_map(Map::iter)
 }
 
-/// A name and what it stands for.
+/// A `NamedX` message: a name and a value.
 fn named(name: &str, value: Message) -> Message {
     let mut out = Message::default();
     out.bytes(1, name.as_bytes());
@@ -77,7 +77,7 @@ fn named(name: &str, value: Message) -> Message {
     out
 }
 
-/// Any value, as YAML; JSON is YAML.
+/// An `Any` message: the value as YAML, of which JSON is a subset.
 fn any(value: &Value) -> Message {
     let mut out = Message::default();
     out.bytes(2, value.to_string().as_bytes());
@@ -115,9 +115,9 @@ fn schema(fields: &Value) -> Message {
         }
         _ => {}
     }
-    if let Some(of) = fields["type"].as_str() {
+    if let Some(type_name) = fields["type"].as_str() {
         let mut item = Message::default();
-        item.bytes(1, of.as_bytes());
+        item.bytes(1, type_name.as_bytes());
         out.message(22, item);
     }
     if fields["items"].is_object() {
@@ -193,9 +193,9 @@ fn parameter_item(fields: &Value) -> Message {
         plain.flag(1, &fields["required"]);
         plain.text(2, &fields["in"]);
         plain.text(4, &fields["name"]);
-        // A parameter of a path has no "may be empty", so what follows is numbered one lower there.
-        let of = if fields["in"] == "path" { 5 } else { 6 };
-        plain.text(of, &fields["type"]);
+        // Path parameters have no field `allowEmptyValue`, so their `type` has a lower number.
+        let type_field = if fields["in"] == "path" { 5 } else { 6 };
+        plain.text(type_field, &fields["type"]);
         let mut item = Message::default();
         item.message(if fields["in"] == "path" { 4 } else { 3 }, plain);
         parameter.message(2, item);

@@ -1,7 +1,7 @@
-//! What the API looks like, for clients that ask: kubectl explains, validates and merges by it.
+//! OpenAPI documents of the served kinds, which kubectl uses for `explain`, validation and merging.
 //!
-//! Documents are made when asked for and not kept: with their descriptions they are as large as a small store. What
-//! is kept apart is the hash that lets clients keep them instead.
+//! Documents are generated for each request and not cached: their descriptions make them large. Clients cache them by their ETag, a
+//! hash that is computed without the document.
 
 mod gnostic;
 mod paths;
@@ -20,31 +20,31 @@ use cleat_apimachinery::error::ApiError;
 use cleat_apimachinery::schema::builtin::Definitions;
 use cleat_registry::catalog::Kinds;
 
-/// Clients ask for it with an `@`, which no parser of media types accepts in an answer.
+/// The media type of the protobuf form. Clients request it with `@` before the version, which is not valid in Content-Type.
 const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
 
-/// What of the request matters here.
+/// The parts of a request that decide the reply.
 #[derive(Clone, Copy)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct DocumentRequest<'a> {
     pub(crate) accept: Option<&'a str>,
-    pub(crate) known: Option<&'a str>,
-    /// The hash the index gave.
+    pub(crate) if_none_match: Option<&'a str>,
+    /// The parameter `hash`, which the URLs in the v3 index contain.
     pub(crate) hash: Option<&'a str>,
 }
 
-impl<'a> Asked<'a> {
-    pub(crate) fn of(request: &'a Parts) -> Self {
+impl<'a> DocumentRequest<'a> {
+    pub(crate) fn new(request: &'a Parts) -> Self {
         let header = |name: HeaderName| request.headers.get(name).and_then(|v| v.to_str().ok());
         let hash = request.uri.query().into_iter().flat_map(|q| q.split('&')).find_map(|p| p.strip_prefix("hash="));
-        Self { accept: header(ACCEPT), known: header(IF_NONE_MATCH), hash }
+        Self { accept: header(ACCEPT), if_none_match: header(IF_NONE_MATCH), hash }
     }
 }
 
-pub(crate) fn v2(kinds: &Kinds, asked: Asked<'_>) -> Reply {
-    let is_protobuf = asked.accept.is_some_and(|a| a.contains("protobuf"));
-    let hash = fingerprint(kinds, |_, _| true);
+pub(crate) fn v2(kinds: &Kinds, request: DocumentRequest<'_>) -> Reply {
+    let is_protobuf = request.accept.is_some_and(|a| a.contains("protobuf"));
+    let hash = hash_of_kinds(kinds, |_, _| true);
     let etag = if is_protobuf { format!("{hash}P") } else { hash };
-    if let Some(reply) = unchanged(&etag, asked) {
+    if let Some(reply) = not_modified(&etag, request) {
         return reply;
     }
     let document = v2::document(kinds);
@@ -60,7 +60,7 @@ fn document_path(group: &str, version: &str) -> String {
 }
 
 fn document_url(kinds: &Kinds, group: &str, version: &str) -> (String, String) {
-    let hash = fingerprint(kinds, |g, v| g == group && v == version);
+    let hash = hash_of_kinds(kinds, |g, v| g == group && v == version);
     (format!("/openapi/v3/{}?hash={hash}", document_path(group, version)), hash)
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn v3_index(kinds: &Kinds) -> Reply {
     Reply::json(StatusCode::OK, &json!({ "paths": paths }))
 }
 
-pub(crate) fn v3_document(kinds: &Kinds, path: &str, asked: Asked<'_>) -> Result<Reply, ApiError> {
+pub(crate) fn v3_document(kinds: &Kinds, path: &str, request: DocumentRequest<'_>) -> Result<Reply, ApiError> {
     let groups = kinds.groups();
     let (group, version) = groups
         .iter()
@@ -83,17 +83,17 @@ pub(crate) fn v3_document(kinds: &Kinds, path: &str, asked: Asked<'_>) -> Result
         .find(|(group, version)| document_path(group, version) == path)
         .ok_or(ApiError::NoSuchResource)?;
     let (url, hash) = document_url(kinds, group, version);
-    if asked.hash.is_some_and(|h| h != hash) {
-        let here = Reply::bytes(StatusCode::MOVED_PERMANENTLY, Bytes::new());
-        return Ok(here.with_header(LOCATION, HeaderValue::from_str(&url).unwrap_or(HeaderValue::from_static("/"))));
+    if request.hash.is_some_and(|h| h != hash) {
+        let moved = Reply::bytes(StatusCode::MOVED_PERMANENTLY, Bytes::new());
+        return Ok(moved.with_header(LOCATION, HeaderValue::from_str(&url).unwrap_or(HeaderValue::from_static("/"))));
     }
-    if let Some(reply) = unchanged(&hash, asked) {
+    if let Some(reply) = not_modified(&hash, request) {
         return Ok(reply);
     }
     let mut reply = Reply::json(StatusCode::OK, &v3::document(kinds, group, version));
     reply = reply.with_header(ETAG, quoted(&hash));
-    if asked.hash.is_some() {
-        // Under this address the document never changes.
+    if request.hash.is_some() {
+        // The document at a URL with its hash never changes.
         reply = reply
             .with_header(CACHE_CONTROL, HeaderValue::from_static("public, immutable"))
             .with_header(EXPIRES, HeaderValue::from_static("Thu, 31 Dec 2099 23:59:59 GMT"));
@@ -105,15 +105,15 @@ fn quoted(hash: &str) -> HeaderValue {
     HeaderValue::from_str(&format!("\"{hash}\"")).unwrap_or(HeaderValue::from_static("\"\""))
 }
 
-fn unchanged(hash: &str, asked: Asked<'_>) -> Option<Reply> {
-    let known = asked.known?.split(',').map(|tag| tag.trim().trim_start_matches("W/").trim_matches('"'));
-    let found = known.into_iter().any(|tag| tag == hash || tag == "*");
-    found.then(|| Reply::bytes(StatusCode::NOT_MODIFIED, Bytes::new()).with_header(ETAG, quoted(hash)))
+fn not_modified(hash: &str, request: DocumentRequest<'_>) -> Option<Reply> {
+    let mut tags = request.if_none_match?.split(',').map(|tag| tag.trim().trim_start_matches("W/").trim_matches('"'));
+    let is_current = tags.any(|tag| tag == hash || tag == "*");
+    is_current.then(|| Reply::bytes(StatusCode::NOT_MODIFIED, Bytes::new()).with_header(ETAG, quoted(hash)))
 }
 
-/// Changes whenever the documents of these versions would. Built-in kinds change with the program only; custom ones are
-/// described anew.
-fn fingerprint(kinds: &Kinds, included: impl Fn(&str, &str) -> bool) -> String {
+/// A hash that changes whenever the documents of the included versions change. Built-in kinds change only with the program's
+/// version; of custom resources the schema is hashed.
+fn hash_of_kinds(kinds: &Kinds, included: impl Fn(&str, &str) -> bool) -> String {
     let mut hasher = Sha256::new();
     hasher.update(env!("CARGO_PKG_VERSION"));
     for kind in kinds.iter().filter(|k| included(&k.descriptor().group, &k.descriptor().version)) {
@@ -121,17 +121,10 @@ fn fingerprint(kinds: &Kinds, included: impl Fn(&str, &str) -> bool) -> String {
         if !kind.merges_strategically() {
             let mut definitions = Definitions::new();
             if let Some(name) = kind.describe(&mut definitions) {
-                let described = definitions.finish().remove(&name).unwrap_or_default();
-                hasher.update(described.to_string());
+                let definition = definitions.finish().remove(&name).unwrap_or_default();
+                hasher.update(definition.to_string());
             }
         }
     }
     hasher.finalize().iter().map(|byte| format!("{byte:02X}")).collect()
-}
-
-impl Reply {
-    fn with_header(mut self, name: HeaderName, value: HeaderValue) -> Self {
-        self.headers.push((name, value));
-        self
-    }
 }

@@ -1,4 +1,4 @@
-//! The operations of a kind. Both versions of OpenAPI name them alike; how they describe bodies differs.
+//! The paths and operations of a kind. OpenAPI v2 and v3 differ only in how they describe bodies and parameters.
 
 use serde_json::{Map, Value, json};
 
@@ -6,45 +6,45 @@ use super::document_path;
 use cleat_apimachinery::descriptor::Descriptor;
 use cleat_apimachinery::kind::Kind;
 
-/// Which dialect an operation is written in.
+/// The OpenAPI version of a document.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dialect {
     V2,
     V3,
 }
 
-const BODIES: [&str; 4] = [
+const PATCH_MEDIA_TYPES: [&str; 4] = [
     "application/json-patch+json",
     "application/merge-patch+json",
     "application/strategic-merge-patch+json",
     "application/apply-patch+yaml",
 ];
 
-/// All paths of a kind with their operations. `schema` is where the kind is described, if it is.
-pub(super) fn of(kind: &dyn Kind, schema: Option<&str>, dialect: Dialect, out: &mut Map<String, Value>) {
+/// Adds all paths of a kind. `schema` is the reference to the kind's definition, if there is one.
+pub(super) fn add_paths(kind: &dyn Kind, schema: Option<&str>, dialect: Dialect, out: &mut Map<String, Value>) {
     let d = kind.descriptor();
     let base = format!("/{}", document_path(&d.group, &d.version));
     let operations = Operations { kind, schema, dialect };
     let collection = match d.namespaced {
         true => {
-            out.insert(format!("{base}/{}", d.plural), operations.made(&[("get", "list")], &[]));
+            out.insert(format!("{base}/{}", d.plural), operations.path_item(&[("get", "list")], &[]));
             format!("{base}/namespaces/{{namespace}}/{}", d.plural)
         }
         false => format!("{base}/{}", d.plural),
     };
-    let placed: &[&str] = if d.namespaced { &["namespace"] } else { &[] };
-    let named: Vec<&str> = placed.iter().copied().chain(["name"]).collect();
+    let collection_parameters: &[&str] = if d.namespaced { &["namespace"] } else { &[] };
+    let object_parameters: Vec<&str> = collection_parameters.iter().copied().chain(["name"]).collect();
     let has = |verb: &str| d.verbs().contains(&verb);
-    let whole = [("get", "list"), ("post", "create"), ("delete", "deletecollection")];
-    let whole: Vec<_> = whole.into_iter().filter(|(_, verb)| has(verb)).collect();
-    let item = [("get", "get"), ("put", "update"), ("patch", "patch"), ("delete", "delete")];
-    let item: Vec<_> = item.into_iter().filter(|(_, verb)| has(verb)).collect();
+    let on_collection = [("get", "list"), ("post", "create"), ("delete", "deletecollection")];
+    let on_collection: Vec<_> = on_collection.into_iter().filter(|(_, verb)| has(verb)).collect();
+    let on_object = [("get", "get"), ("put", "update"), ("patch", "patch"), ("delete", "delete")];
+    let on_object: Vec<_> = on_object.into_iter().filter(|(_, verb)| has(verb)).collect();
     if d.has_status {
         let status = [("get", "get"), ("put", "update"), ("patch", "patch")];
-        out.insert(format!("{collection}/{{name}}/status"), operations.made(&status, &named));
+        out.insert(format!("{collection}/{{name}}/status"), operations.path_item(&status, &object_parameters));
     }
-    out.insert(format!("{collection}/{{name}}"), operations.made(&item, &named));
-    out.insert(collection, operations.made(&whole, placed));
+    out.insert(format!("{collection}/{{name}}"), operations.path_item(&on_object, &object_parameters));
+    out.insert(collection, operations.path_item(&on_collection, collection_parameters));
 }
 
 struct Operations<'a> {
@@ -54,10 +54,10 @@ struct Operations<'a> {
 }
 
 impl Operations<'_> {
-    fn made(&self, methods: &[(&str, &str)], in_path: &[&str]) -> Value {
+    fn path_item(&self, methods: &[(&str, &str)], path_parameters: &[&str]) -> Value {
         let mut path: Map<String, Value> =
             methods.iter().map(|(method, verb)| ((*method).to_owned(), self.operation(verb))).collect();
-        let parameters = in_path.iter().map(|name| self.parameter(name, "path", "string")).collect::<Vec<_>>();
+        let parameters = path_parameters.iter().map(|name| self.parameter(name, "path", "string")).collect::<Vec<_>>();
         if !parameters.is_empty() {
             path.insert("parameters".into(), parameters.into());
         }
@@ -72,7 +72,7 @@ impl Operations<'_> {
             other => other,
         };
         let mut operation = json!({
-            "operationId": format!("{verb}{}{}", capital(&d.version), d.kind),
+            "operationId": format!("{verb}{}{}", capitalize(&d.version), d.kind),
             "responses": { "200": self.response() },
             "x-kubernetes-action": action,
             "x-kubernetes-group-version-kind": { "group": d.group, "version": d.version, "kind": d.kind },
@@ -105,7 +105,7 @@ impl Operations<'_> {
         let media: Vec<&str> = match verb {
             "patch" => {
                 let strategic = self.kind.merges_strategically();
-                BODIES.into_iter().filter(|b| strategic || !b.contains("strategic")).collect()
+                PATCH_MEDIA_TYPES.into_iter().filter(|b| strategic || !b.contains("strategic")).collect()
             }
             _ => vec!["application/json"],
         };
@@ -136,19 +136,21 @@ impl Operations<'_> {
         }
     }
 
-    fn parameter(&self, name: &str, place: &str, of: &str) -> Value {
+    fn parameter(&self, name: &str, location: &str, value_type: &str) -> Value {
         let mut parameter = match self.dialect {
-            Dialect::V2 => json!({ "name": name, "in": place, "type": of, "uniqueItems": true }),
-            Dialect::V3 => json!({ "name": name, "in": place, "schema": { "type": of, "uniqueItems": true } }),
+            Dialect::V2 => json!({ "name": name, "in": location, "type": value_type, "uniqueItems": true }),
+            Dialect::V3 => {
+                json!({ "name": name, "in": location, "schema": { "type": value_type, "uniqueItems": true } })
+            }
         };
-        if place == "path" {
+        if location == "path" {
             parameter["required"] = true.into();
         }
         parameter
     }
 }
 
-fn capital(word: &str) -> String {
+fn capitalize(word: &str) -> String {
     let mut letters = word.chars();
     letters.next().map(|first| first.to_uppercase().chain(letters).collect()).unwrap_or_default()
 }

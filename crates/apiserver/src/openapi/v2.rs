@@ -1,4 +1,4 @@
-//! OpenAPI v2: one document for everything. kubectl validates the items of a List by it.
+//! OpenAPI v2: one document for all kinds. kubectl validates the items of a List with it.
 
 use serde_json::{Map, Value, json};
 
@@ -11,19 +11,19 @@ const REFERENCE: &str = "#/definitions/";
 pub(super) fn document(kinds: &Kinds) -> Value {
     let mut all = Definitions::new();
     let mut all_paths = Map::new();
-    let mut described: Vec<(String, Value)> = Vec::new();
+    let mut defined_kinds: Vec<(String, Value)> = Vec::new();
     for kind in kinds.iter() {
         let d = kind.descriptor();
         let name = kind.describe(&mut all);
         let schema = name.as_ref().map(|name| format!("{REFERENCE}{name}"));
-        paths::of(&**kind, schema.as_deref(), Dialect::V2, &mut all_paths);
-        described.extend(name.map(|n| (n, json!({ "group": d.group, "version": d.version, "kind": d.kind }))));
+        paths::add_paths(&**kind, schema.as_deref(), Dialect::V2, &mut all_paths);
+        defined_kinds.extend(name.map(|n| (n, json!({ "group": d.group, "version": d.version, "kind": d.kind }))));
     }
     let mut definitions = all.finish();
     for schema in definitions.values_mut() {
-        spell(schema);
+        to_v2_schema(schema);
     }
-    for (name, kind) in described {
+    for (name, kind) in defined_kinds {
         if let Some(schema) = definitions.get_mut(&name) {
             schema["x-kubernetes-group-version-kind"] = json!([kind]);
         }
@@ -36,8 +36,8 @@ pub(super) fn document(kinds: &Kinds) -> Value {
     })
 }
 
-/// Version 2 knows no value of several types, and refers elsewhere.
-fn spell(schema: &mut Value) {
+/// Converts a definition to OpenAPI v2, which has no values of several types and another reference prefix.
+fn to_v2_schema(schema: &mut Value) {
     match schema {
         Value::Object(fields) => {
             if fields.remove("x-kubernetes-int-or-string").is_some() && !fields.contains_key("type") {
@@ -48,15 +48,15 @@ fn spell(schema: &mut Value) {
                     fields.insert("format".into(), "int-or-string".into());
                 }
             }
-            for refused in ["oneOf", "anyOf", "not", "nullable", "x-kubernetes-validations"] {
-                fields.remove(refused);
+            for unsupported in ["oneOf", "anyOf", "not", "nullable", "x-kubernetes-validations"] {
+                fields.remove(unsupported);
             }
             if let Some(Value::String(reference)) = fields.get_mut("$ref") {
                 *reference = reference.replacen(PREFIX, REFERENCE, 1);
             }
-            fields.values_mut().for_each(spell);
+            fields.values_mut().for_each(to_v2_schema);
         }
-        Value::Array(list) => list.iter_mut().for_each(spell),
+        Value::Array(list) => list.iter_mut().for_each(to_v2_schema),
         _ => {}
     }
 }

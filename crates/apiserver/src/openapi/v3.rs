@@ -9,18 +9,18 @@ use cleat_registry::catalog::Kinds;
 pub(super) fn document(kinds: &Kinds, group: &str, version: &str) -> Value {
     let mut definitions = Definitions::new();
     let mut all_paths = Map::new();
-    let mut described = Vec::new();
+    let mut defined_kinds = Vec::new();
     for kind in kinds.in_version(group, version) {
         let name = kind.describe(&mut definitions);
         let schema = name.as_ref().map(|name| format!("{PREFIX}{name}"));
-        paths::of(&**kind, schema.as_deref(), Dialect::V3, &mut all_paths);
-        described.extend(name.map(|name| (name, kind)));
+        paths::add_paths(&**kind, schema.as_deref(), Dialect::V3, &mut all_paths);
+        defined_kinds.extend(name.map(|name| (name, kind)));
     }
     let mut schemas = definitions.finish();
     for schema in schemas.values_mut() {
-        spell(schema);
+        to_v3_schema(schema);
     }
-    for (name, kind) in described {
+    for (name, kind) in defined_kinds {
         let d = kind.descriptor();
         if let Some(schema) = schemas.get_mut(&name) {
             schema["x-kubernetes-group-version-kind"] =
@@ -35,8 +35,8 @@ pub(super) fn document(kinds: &Kinds, group: &str, version: &str) -> Value {
     })
 }
 
-/// Version 3 allows nothing beside a reference, and says which of several types a value may have.
-fn spell(schema: &mut Value) {
+/// Converts a definition to OpenAPI v3: no other field beside `$ref`, and `oneOf` for values of several types.
+fn to_v3_schema(schema: &mut Value) {
     match schema {
         Value::Object(fields) => {
             if fields.remove("x-kubernetes-int-or-string").is_some() && !fields.contains_key("type") {
@@ -51,9 +51,9 @@ fn spell(schema: &mut Value) {
             {
                 fields.insert("allOf".into(), json!([{ "$ref": reference }]));
             }
-            fields.values_mut().for_each(spell);
+            fields.values_mut().for_each(to_v3_schema);
         }
-        Value::Array(list) => list.iter_mut().for_each(spell),
+        Value::Array(list) => list.iter_mut().for_each(to_v3_schema),
         _ => {}
     }
 }

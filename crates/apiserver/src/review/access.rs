@@ -7,16 +7,21 @@ use k8s_openapi::api::authorization::v1::{
 };
 
 use super::{body, created, invalid};
-use crate::api::Api;
-use crate::http::Call;
+use crate::http::ResourceRequest;
 use crate::http::reply::Reply;
+use crate::state::ServerState;
 use cleat_apimachinery::descriptor::Descriptor;
 use cleat_apimachinery::error::ApiError;
 use cleat_apimachinery::field::FieldError;
 use cleat_auth::authenticate::Caller;
 use cleat_auth::authorize::{Attributes, What};
 
-pub(super) async fn own(api: &Api, call: &Call, d: &Descriptor, caller: &Caller) -> Result<Reply, ApiError> {
+pub(super) async fn own(
+    api: &ServerState,
+    call: &ResourceRequest,
+    d: &Descriptor,
+    caller: &Caller,
+) -> Result<Reply, ApiError> {
     let mut review: SelfSubjectAccessReview = body(call, d)?;
     let spec = &review.spec;
     check_question(d, spec.resource_attributes.as_ref(), spec.non_resource_attributes.as_ref())?;
@@ -25,13 +30,18 @@ pub(super) async fn own(api: &Api, call: &Call, d: &Descriptor, caller: &Caller)
     created(&review)
 }
 
-pub(super) async fn subject(api: &Api, call: &Call, d: &Descriptor) -> Result<Reply, ApiError> {
+pub(super) async fn subject(api: &ServerState, call: &ResourceRequest, d: &Descriptor) -> Result<Reply, ApiError> {
     let mut review: SubjectAccessReview = body(call, d)?;
     review.status = Some(about(api, d, &review.spec).await?);
     created(&review)
 }
 
-pub(super) async fn local(api: &Api, call: &Call, d: &Descriptor, namespace: &str) -> Result<Reply, ApiError> {
+pub(super) async fn local(
+    api: &ServerState,
+    call: &ResourceRequest,
+    d: &Descriptor,
+    namespace: &str,
+) -> Result<Reply, ApiError> {
     let mut review: LocalSubjectAccessReview = body(call, d)?;
     let asked = review.spec.resource_attributes.as_ref().and_then(|a| a.namespace.as_deref()).unwrap_or_default();
     if asked != namespace {
@@ -48,7 +58,7 @@ pub(super) async fn local(api: &Api, call: &Call, d: &Descriptor, namespace: &st
 }
 
 async fn about(
-    api: &Api,
+    api: &ServerState,
     d: &Descriptor,
     spec: &SubjectAccessReviewSpec,
 ) -> Result<SubjectAccessReviewStatus, ApiError> {
@@ -78,7 +88,7 @@ fn check_question(
 }
 
 async fn judge(
-    api: &Api,
+    api: &ServerState,
     caller: &Caller,
     resource: Option<&ResourceAttributes>,
     path: Option<&NonResourceAttributes>,
@@ -111,7 +121,12 @@ async fn judge(
     }
 }
 
-pub(super) async fn rules(api: &Api, call: &Call, d: &Descriptor, caller: &Caller) -> Result<Reply, ApiError> {
+pub(super) async fn rules(
+    api: &ServerState,
+    call: &ResourceRequest,
+    d: &Descriptor,
+    caller: &Caller,
+) -> Result<Reply, ApiError> {
     let mut review: SelfSubjectRulesReview = body(call, d)?;
     let namespace = review.spec.namespace.clone().filter(|n| !n.is_empty());
     let Some(namespace) = namespace else { return Err(ApiError::BadRequest("no namespace on request".into())) };

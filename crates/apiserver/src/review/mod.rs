@@ -13,9 +13,9 @@ use k8s_openapi::api::authentication::v1::{SelfSubjectReview, SelfSubjectReviewS
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::api::Api;
-use crate::http::Call;
+use crate::http::ResourceRequest;
 use crate::http::reply::{JSON, Reply};
+use crate::state::ServerState;
 use cleat_apimachinery::descriptor::Descriptor;
 use cleat_apimachinery::error::{ApiError, GroupKind};
 use cleat_apimachinery::field::FieldError;
@@ -52,8 +52,8 @@ pub(crate) fn is_group(group: &str, version: &str) -> bool {
 }
 
 pub(crate) async fn answer(
-    api: &Arc<Api>,
-    call: &Call,
+    api: &Arc<ServerState>,
+    call: &ResourceRequest,
     caller: &Caller,
     target: &ResourcePath,
 ) -> Result<Reply, ApiError> {
@@ -64,7 +64,7 @@ pub(crate) async fn answer(
     if call.method != Method::POST {
         return Err(ApiError::MethodNotAllowed);
     }
-    call.query.effect("CreateOptions")?;
+    call.query.write_mode("CreateOptions")?;
     match d.kind.as_str() {
         "SelfSubjectReview" => {
             let mut review: SelfSubjectReview = body(call, d)?;
@@ -105,7 +105,7 @@ fn invalid<T>(d: &Descriptor, error: FieldError) -> Result<T, ApiError> {
 }
 
 /// The body, which must be of the kind the URL names, if it says what it is.
-fn body<T: DeserializeOwned>(call: &Call, d: &Descriptor) -> Result<T, ApiError> {
+fn body<T: DeserializeOwned>(call: &ResourceRequest, d: &Descriptor) -> Result<T, ApiError> {
     let media = call.content_type.as_deref().unwrap_or_default().split(';').next().unwrap_or_default().trim();
     if !matches!(media, "" | "*/*" | JSON) {
         return Err(ApiError::UnsupportedMediaType(JSON));
@@ -113,7 +113,8 @@ fn body<T: DeserializeOwned>(call: &Call, d: &Descriptor) -> Result<T, ApiError>
     let unreadable = |e: String| {
         ApiError::BadRequest(format!("{0} in version {1:?} cannot be handled as a {0}: {e}", d.kind, d.version))
     };
-    let mut value: serde_json::Value = serde_json::from_slice(call.text()).map_err(|e| unreadable(e.to_string()))?;
+    let mut value: serde_json::Value =
+        serde_json::from_slice(call.encoded_body()).map_err(|e| unreadable(e.to_string()))?;
     let object = value.as_object_mut().ok_or_else(|| unreadable("it is not an object".into()))?;
     for (key, wanted) in [("apiVersion", d.api_version()), ("kind", d.kind.clone())] {
         let sent = object.get(key).and_then(|v| v.as_str()).unwrap_or_default();

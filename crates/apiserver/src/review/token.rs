@@ -9,10 +9,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
 use super::{AUTHENTICATION, body, created, group_kind, k8s_time, user_info};
-use crate::api::Api;
-use crate::http::Call;
-use crate::http::query::Effect;
+use crate::http::ResourceRequest;
+use crate::http::query::WriteMode;
 use crate::http::reply::Reply;
+use crate::state::ServerState;
 use cleat_apimachinery::descriptor::Descriptor;
 use cleat_apimachinery::error::ApiError;
 use cleat_apimachinery::field::FieldError;
@@ -35,7 +35,7 @@ struct Head {
     metadata: ObjectMeta,
 }
 
-pub(super) async fn review(api: &Api, call: &Call, d: &Descriptor) -> Result<Reply, ApiError> {
+pub(super) async fn review(api: &ServerState, call: &ResourceRequest, d: &Descriptor) -> Result<Reply, ApiError> {
     let mut review: TokenReview = body(call, d)?;
     if review.spec.token.is_empty() {
         return Err(ApiError::BadRequest("token is required for TokenReview in authentication".into()));
@@ -59,8 +59,12 @@ pub(super) async fn review(api: &Api, call: &Call, d: &Descriptor) -> Result<Rep
 }
 
 /// `POST …/serviceaccounts/NAME/token`
-pub(crate) async fn request(api: &Api, call: &Call, at: ObjectAddress<'_>) -> Result<Reply, ApiError> {
-    let effect = call.query.effect("CreateOptions")?;
+pub(crate) async fn request(
+    api: &ServerState,
+    call: &ResourceRequest,
+    at: ObjectAddress<'_>,
+) -> Result<Reply, ApiError> {
+    let effect = call.query.write_mode("CreateOptions")?;
     let descriptor = Descriptor::new(AUTHENTICATION, "v1", "TokenRequest", "tokenrequests");
     let mut request: TokenRequest = body(call, &descriptor)?;
     let namespace = at.namespace.unwrap_or_default();
@@ -99,7 +103,7 @@ pub(crate) async fn request(api: &Api, call: &Call, at: ObjectAddress<'_>) -> Re
             .sign(&claims)
             .ok_or_else(|| ApiError::Internal("the token cannot be signed".into()))
     };
-    let token = if effect == Effect::DryRun { String::new() } else { signed()? };
+    let token = if effect == WriteMode::DryRun { String::new() } else { signed()? };
     spec.audiences = Some(audiences);
     spec.expiration_seconds = Some(seconds);
     let shown = jiff::Timestamp::from_second(start + seconds).unwrap_or(jiff::Timestamp::MAX);
@@ -125,7 +129,7 @@ fn check_duration(seconds: i64) -> Result<(), ApiError> {
 }
 
 async fn bind(
-    api: &Api,
+    api: &ServerState,
     at: ObjectAddress<'_>,
     wanted: Option<&BoundObjectReference>,
     bound: &mut Bound,
@@ -176,7 +180,7 @@ async fn bind(
     Ok(())
 }
 
-async fn node_reference(api: &Api, name: String) -> Result<Reference, ApiError> {
+async fn node_reference(api: &ServerState, name: String) -> Result<Reference, ApiError> {
     let kinds = api.kinds();
     let kind = kinds.find("", "v1", "nodes").ok_or(ApiError::NoSuchResource)?;
     let entry = api.store.get(&kind.descriptor().key(None, &name)).await?;

@@ -1,4 +1,4 @@
-//! The real kubectl with what it needs schemas for: explain, validation, List files, diff, server-side apply.
+//! kubectl commands that use OpenAPI schemas: explain, validation, List files, diff, apply.
 
 use crate::session::Session;
 
@@ -23,9 +23,9 @@ items:
 "#;
 
 #[tokio::test]
-async fn explain_knows_every_field() {
+async fn explain_shows_every_field() {
     let kubectl = Session::start().await;
-    // Older versions show the types of fields in other words.
+    // Older versions name the types of fields differently.
     let shown = |text: &str, words: [&str; 2]| words.iter().any(|w| text.contains(w));
     let volumes = kubectl.ok("explain pod.spec.volumes").await;
     assert!(shown(&volumes, ["FIELD: volumes <[]Volume>", "RESOURCE: volumes <[]Object>"]), "{volumes}");
@@ -40,7 +40,7 @@ async fn explain_knows_every_field() {
 }
 
 #[tokio::test]
-async fn row_17_lists_are_validated_and_applied() {
+async fn lists_are_validated_and_applied() {
     let kubectl = Session::start().await;
     kubectl.file("list.yaml", LIST);
     assert_eq!(kubectl.ok("apply -f list.yaml").await.matches(" created").count(), 2);
@@ -51,11 +51,11 @@ async fn row_17_lists_are_validated_and_applied() {
 }
 
 #[tokio::test]
-async fn strict_validation_is_the_servers() {
+async fn strict_validation_is_done_by_the_server() {
     let kubectl = Session::start().await;
     kubectl.file("pod.yaml", &POD.replace("image: \"x:1\"", "image: \"x:1\", imagee: y"));
-    // Older versions know only yes and no, and validate by themselves.
-    if !kubectl.knows("create", "strict").await {
+    // Older versions have no `--validate=strict` and validate on the client.
+    if !kubectl.supports("create", "strict").await {
         let refused = kubectl.refused("create -f pod.yaml").await;
         assert!(refused.contains("unknown field \"imagee\""), "{refused}");
         return;
@@ -94,7 +94,7 @@ async fn server_side_apply_with_conflict_and_force() {
     assert!(conflict.contains("conflict with \"other\": .data.k"), "{conflict}");
     kubectl.ok("apply --server-side -f w.yaml --force-conflicts").await;
     assert_eq!(kubectl.ok("get cm s -o jsonpath={.data.k}").await, "w");
-    // What client-side apply made moves over without a conflict.
+    // Objects of client-side apply can be applied on the server without a conflict.
     kubectl.file("pod.yaml", POD);
     kubectl.ok("apply -f pod.yaml").await;
     kubectl.file("pod.yaml", &POD.replace("x:1", "x:2"));
@@ -202,15 +202,19 @@ spec:
 "#;
 
 #[tokio::test]
-async fn row_18_every_kind_passes_kubectls_own_validation() {
+async fn every_kind_passes_kubectl_validation() {
     let kubectl = Session::start().await;
     kubectl.file("every.yaml", EVERY_KIND);
-    let made = kubectl.ok("create --dry-run=server -f every.yaml").await;
-    assert_eq!(made.matches(" created (server dry run)").count(), made.lines().count(), "{made}");
+    let created = kubectl.ok("create --dry-run=server -f every.yaml").await;
+    assert_eq!(created.matches(" created (server dry run)").count(), created.lines().count(), "{created}");
     let listed = kubectl.ok("api-resources --verbs=create,list -o name").await;
-    assert_eq!(made.lines().count(), listed.lines().count(), "every kind that is served has its object here: {listed}");
+    assert_eq!(
+        created.lines().count(),
+        listed.lines().count(),
+        "every kind that is served has its object here: {listed}"
+    );
     let again = kubectl.ok("apply --dry-run=server -f every.yaml").await;
-    assert_eq!(again.lines().count(), made.lines().count(), "{again}");
+    assert_eq!(again.lines().count(), created.lines().count(), "{again}");
 }
 
 const DEPLOYMENT: &str = r#"
@@ -229,11 +233,11 @@ spec:
 "#;
 
 #[tokio::test]
-async fn row_19_lists_are_joined_by_their_keys() {
+async fn lists_are_merged_by_their_keys() {
     let kubectl = Session::start().await;
     kubectl.file("web.yaml", DEPLOYMENT);
     kubectl.ok("apply -f web.yaml").await;
-    // What somebody else added stays; what the file no longer names goes; the rest is where it was.
+    // Elements of other clients stay, elements that the file no longer contains are removed.
     let sidecar = r#"{"spec":{"template":{"spec":{"containers":[{"name":"other","image":"z:1"}]}}}}"#;
     kubectl.ok(&format!("patch deployment web -p {sidecar}")).await;
     kubectl.file(
@@ -251,8 +255,8 @@ async fn row_19_lists_are_joined_by_their_keys() {
     let version = "get deployment web -o jsonpath={.metadata.resourceVersion}/{.metadata.generation}";
     let before = kubectl.ok(version).await;
     kubectl.ok("apply -f web.yaml").await;
-    assert_eq!(kubectl.ok(version).await, before, "an order that holds already changes nothing");
-    // Conditions are told apart by their type.
+    assert_eq!(kubectl.ok(version).await, before, "an apply that changes nothing is not stored");
+    // Conditions are merged by their type.
     let condition =
         |kind: &str| serde_json::json!({ "status": { "conditions": [{ "type": kind, "status": "True" }] } });
     let path = "/apis/apps/v1/namespaces/default/deployments/web/status";

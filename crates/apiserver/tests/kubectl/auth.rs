@@ -1,11 +1,11 @@
-//! `kubectl auth`, `kubectl create role` and `kubectl create token`, the real kubectl.
+//! `kubectl auth`, `kubectl create role` and `kubectl create token`.
 
 use crate::session::Session;
 
 #[tokio::test]
-async fn kubectl_manages_and_asks_for_rights() {
+async fn kubectl_creates_roles_and_reviews_rights() {
     let kubectl = Session::start().await;
-    let can_ask = kubectl.knows("auth", "whoami").await;
+    let can_ask = kubectl.supports("auth", "whoami").await;
     if can_ask {
         let whoami = kubectl.ok("auth whoami").await;
         assert!(whoami.contains("admin") && whoami.contains("system:masters"), "{whoami}");
@@ -30,8 +30,8 @@ async fn kubectl_manages_and_asks_for_rights() {
         ("auth can-i get /version --as=bob".to_owned(), "yes"),
         ("auth can-i get /metrics --as=bob".to_owned(), "no"),
     ] {
-        let answer = kubectl.run(&line).await.text();
-        assert!(answer.lines().any(|l| l == want || l.starts_with(&format!("{want} "))), "{line}: {answer}");
+        let reply = kubectl.run(&line).await.text();
+        assert!(reply.lines().any(|l| l == want || l.starts_with(&format!("{want} "))), "{line}: {reply}");
     }
     let list = kubectl.ok(&format!("auth can-i --list {robot}")).await;
     assert!(list.lines().any(|l| l.starts_with("pods ") && l.contains("[get list]")), "{list}");
@@ -42,13 +42,13 @@ async fn kubectl_manages_and_asks_for_rights() {
     let wide = kubectl.ok("get clusterrolebindings bob-lists -o wide --no-headers").await;
     assert!(wide.contains("ClusterRole/lister") && wide.contains("bob"), "{wide}");
 
-    let token = match kubectl.knows("create", "Request a service account token").await {
+    let token = match kubectl.supports("create", "Request a service account token").await {
         true => kubectl.ok("create token robot --duration=10m").await,
         false => {
             let path = "/api/v1/namespaces/default/serviceaccounts/robot/token";
             let request = http::Request::post(path).body(br#"{"spec":{"expirationSeconds":600}}"#.to_vec()).unwrap();
-            let made = kubectl.server.client("test").request::<serde_json::Value>(request).await.unwrap();
-            made["status"]["token"].as_str().unwrap().to_owned()
+            let created = kubectl.server.client("test").request::<serde_json::Value>(request).await.unwrap();
+            created["status"]["token"].as_str().unwrap().to_owned()
         }
     };
     let mut config = kube::config::Kubeconfig::read_from(kubectl.server.kubeconfig()).unwrap();

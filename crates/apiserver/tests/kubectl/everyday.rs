@@ -1,11 +1,11 @@
-//! What people do every day, with default flags.
+//! Common kubectl commands with default flags.
 
 use std::process::Stdio;
 
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
-use crate::session::{MISSING, Session, WAIT, words};
+use crate::session::{KUBECTL_MISSING, Session, TIMEOUT, words};
 
 const STORAGE: &str = r#"
 apiVersion: storage.k8s.io/v1
@@ -82,7 +82,7 @@ async fn apply_get_describe_patch_and_delete() {
         kubectl.ok(line).await;
     }
 
-    // A changed image merges into the container; the rest of the pod cannot change.
+    // The image of a container can change; most of a pod is immutable.
     kubectl.file("pod.yaml", &POD.replace("busybox:1", "busybox:2"));
     assert!(kubectl.ok("apply -f pod.yaml").await.contains("configured"));
     let image =
@@ -103,10 +103,10 @@ async fn apply_get_describe_patch_and_delete() {
     assert!(error.contains("spec.persistentvolumesource"), "{error}");
 
     kubectl.set_status("/api/v1/persistentvolumes/vol", json!({ "phase": "Available" })).await;
-    if kubectl.knows("patch", "--subresource").await {
+    if kubectl.supports("patch", "--subresource").await {
         kubectl.ok(r#"patch pv vol --subresource=status --type=merge -p {"status":{"reason":"R"}}"#).await;
     }
-    match kubectl.knows("wait", "--for=jsonpath").await {
+    match kubectl.supports("wait", "--for=jsonpath").await {
         true => drop(kubectl.ok("wait pv/vol --for=jsonpath={.status.phase}=Available --timeout=50s").await),
         false => assert!(kubectl.ok("get pv vol --no-headers").await.contains("Available")),
     }
@@ -121,7 +121,7 @@ async fn apply_get_describe_patch_and_delete() {
 }
 
 #[tokio::test]
-async fn mistakes_are_named() {
+async fn errors_name_the_cause() {
     let kubectl = Session::start().await;
     kubectl.file("unknown.yaml", &STORAGE.replace("provisioner:", "colour: red\nprovisioner:"));
     let error = kubectl.refused("create -f unknown.yaml").await;
@@ -184,7 +184,7 @@ metadata: {name: robot, namespace: team}
     assert!(kubectl.ok("describe configmap x").await.contains("something happened"));
     kubectl.ok("delete cm --all").await;
     assert_eq!(kubectl.ok("get cm --no-headers").await, "");
-    // Nobody empties namespaces here: that is a controller's work.
+    // The namespace stays: no controller runs that deletes its objects.
     kubectl.ok("delete namespace team --wait=false").await;
     assert!(kubectl.ok("get ns team").await.contains("Terminating"));
     for line in [
@@ -203,13 +203,13 @@ metadata: {name: robot, namespace: team}
 }
 
 #[tokio::test]
-async fn get_w_follows_changes_as_a_table() {
+async fn get_with_watch_prints_changes_as_a_table() {
     let kubectl = Session::start().await;
     kubectl.file("a.yaml", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {k: '1'}\n");
     kubectl.ok("apply -f a.yaml").await;
-    let mut child = kubectl.command("get cm a -w --no-headers").stdout(Stdio::piped()).spawn().expect(MISSING);
+    let mut child = kubectl.command("get cm a -w --no-headers").stdout(Stdio::piped()).spawn().expect(KUBECTL_MISSING);
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let mut line = async || tokio::time::timeout(WAIT, lines.next_line()).await.unwrap().unwrap().unwrap();
+    let mut line = async || tokio::time::timeout(TIMEOUT, lines.next_line()).await.unwrap().unwrap().unwrap();
     assert_eq!(words(&line().await)[0][..2], ["a", "1"]);
     kubectl.ok(r#"patch cm a -p {"data":{"l":"2"}}"#).await;
     assert_eq!(words(&line().await)[0][..2], ["a", "2"]);

@@ -1,9 +1,9 @@
-//! The real kubectl against a served socket.
+//! kubectl, the real program, against a server on a TLS socket.
 
 #![allow(clippy::unwrap_used)]
 
 mod apply;
 mod auth;
 mod everyday;
-mod long;
+mod full_session;
 mod session;

@@ -1,4 +1,4 @@
-//! A server, and kubectl as its user, in a directory of their own.
+//! A server on a socket, and kubectl commands against it, in a temporary directory.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -7,8 +7,8 @@ use cleat_apiserver::{ApiServer, Config};
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) const WAIT: Duration = Duration::from_secs(60);
-pub(crate) const MISSING: &str = "kubectl is needed for this test: install it \
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const KUBECTL_MISSING: &str = "kubectl is needed for this test: install it \
     (https://kubernetes.io/docs/tasks/tools/ or your distribution's kubernetes-client package) and put it on the PATH";
 
 pub(crate) struct Session {
@@ -16,15 +16,15 @@ pub(crate) struct Session {
     pub(crate) server: ApiServer,
 }
 
-/// How a command ended, and what it printed.
-pub(crate) struct Said {
+/// The exit code and the output of a command.
+pub(crate) struct CommandOutput {
     pub(crate) code: i32,
     out: String,
     err: String,
 }
 
-impl Said {
-    /// Everything, complaints last.
+impl CommandOutput {
+    /// The standard output followed by the standard error.
     pub(crate) fn text(&self) -> String {
         format!("{}{}", self.out, self.err)
     }
@@ -39,7 +39,7 @@ impl Session {
         Self { dir, server }
     }
 
-    /// Words are separated by spaces; none of them can hold one.
+    /// A kubectl command. Arguments are separated by spaces; an argument cannot contain a space.
     pub(crate) fn command(&self, line: &str) -> Command {
         let mut command = Command::new("kubectl");
         command
@@ -53,41 +53,41 @@ impl Session {
         command
     }
 
-    pub(crate) async fn end(&self, mut command: Command, line: &str) -> Said {
-        let output = tokio::time::timeout(WAIT, command.output()).await.expect(line).expect(MISSING);
+    pub(crate) async fn run_command(&self, mut command: Command, line: &str) -> CommandOutput {
+        let output = tokio::time::timeout(TIMEOUT, command.output()).await.expect(line).expect(KUBECTL_MISSING);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Said { code: output.status.code().unwrap_or(-1), out: text(&output.stdout), err: text(&output.stderr) }
+        CommandOutput { code: output.status.code().unwrap_or(-1), out: text(&output.stdout), err: text(&output.stderr) }
     }
 
-    pub(crate) async fn run(&self, line: &str) -> Said {
-        self.end(self.command(line), line).await
+    pub(crate) async fn run(&self, line: &str) -> CommandOutput {
+        self.run_command(self.command(line), line).await
     }
 
-    /// What a command that must succeed prints.
+    /// Runs a command that must succeed and returns its standard output.
     pub(crate) async fn ok(&self, line: &str) -> String {
-        let said = self.run(line).await;
-        assert_eq!(said.code, 0, "kubectl {line}: {}", said.text());
-        said.out
+        let output = self.run(line).await;
+        assert_eq!(output.code, 0, "kubectl {line}: {}", output.text());
+        output.out
     }
 
-    /// Everything that a command that must fail prints.
+    /// Runs a command that must fail and returns all its output.
     pub(crate) async fn refused(&self, line: &str) -> String {
-        let said = self.run(line).await;
-        assert_ne!(said.code, 0, "kubectl {line}: {}", said.text());
-        said.text()
+        let output = self.run(line).await;
+        assert_ne!(output.code, 0, "kubectl {line}: {}", output.text());
+        output.text()
     }
 
-    /// Puts a file where commands find it by its name.
+    /// Writes a file into the directory of the commands.
     pub(crate) fn file(&self, name: &str, content: &str) {
         std::fs::write(self.dir.path().join(name), content).unwrap();
     }
 
-    /// Does the help for a command say this? Older versions lack some commands and flags.
-    pub(crate) async fn knows(&self, command: &str, words: &str) -> bool {
+    /// Returns true if the help of a command contains the words. Older versions lack some commands and flags.
+    pub(crate) async fn supports(&self, command: &str, words: &str) -> bool {
         self.run(&format!("{command} --help")).await.text().contains(words)
     }
 
-    /// Writes a status, which older versions of kubectl cannot.
+    /// Writes a status through the API; older versions of kubectl cannot.
     pub(crate) async fn set_status(&self, path: &str, status: serde_json::Value) {
         let body = serde_json::json!({ "status": status }).to_string().into_bytes();
         let request = http::Request::patch(format!("{path}/status"));
@@ -96,7 +96,7 @@ impl Session {
     }
 }
 
-/// Columns of a table, line by line.
+/// The cells of each line of a table.
 pub(crate) fn words(table: &str) -> Vec<Vec<&str>> {
     table.lines().map(|line| line.split_whitespace().collect()).collect()
 }

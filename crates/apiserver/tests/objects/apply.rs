@@ -1,8 +1,8 @@
-//! Field ownership and server-side apply over the wire: who owns what after which write, and what an apply may do.
+//! Field ownership and server-side apply: the owners after each kind of write, conflicts, and refused applies.
 
 use serde_json::{Value, json};
 
-use crate::talk::{send, server};
+use crate::test_api::{send, start_with_component_client};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const APPLY: &str = "application/apply-patch+yaml";
@@ -13,24 +13,24 @@ fn map(data: Value) -> Value {
     json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "a" }, "data": data })
 }
 
-/// What a manager owns; null if it is no owner.
+/// The fields that a manager owns; null if it owns none.
 fn owned(object: &Value, manager: &str) -> Value {
     let entries = object["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
     entries.into_iter().find(|e| e["manager"] == manager).map_or(Value::Null, |e| e["fieldsV1"].clone())
 }
 
 #[tokio::test]
-async fn apply_creates_shares_conflicts_and_forgets() {
-    let (_dir, _server, client) = server().await;
+async fn apply_creates_shares_conflicts_and_removes() {
+    let (_dir, _server, client) = start_with_component_client().await;
     let apply = async |manager: &str, data: Value| {
         send(&client, "PATCH", &format!("{MAPS}/a?fieldManager={manager}"), APPLY, map(data)).await
     };
-    let (code, made) = apply("one", json!({ "k": "v", "x": "1" })).await;
-    assert_eq!(code, 201, "{made}");
-    assert_eq!(owned(&made, "one"), json!({ "f:data": { "f:k": {}, "f:x": {} } }));
+    let (code, created) = apply("one", json!({ "k": "v", "x": "1" })).await;
+    assert_eq!(code, 201, "{created}");
+    assert_eq!(owned(&created, "one"), json!({ "f:data": { "f:k": {}, "f:x": {} } }));
 
     let (code, again) = apply("one", json!({ "k": "v", "x": "1" })).await;
-    assert_eq!((code, &again), (200, &made), "nothing changes, not even the version");
+    assert_eq!((code, &again), (200, &created), "nothing changes, not even the version");
 
     let (code, shared) = apply("two", json!({ "k": "v" })).await;
     assert_eq!(code, 200, "{shared}");
@@ -47,17 +47,18 @@ async fn apply_creates_shares_conflicts_and_forgets() {
     assert_eq!(owned(&forced, "one"), json!({ "f:data": { "f:x": {} } }));
 
     let (_, without) = apply("one", json!({})).await;
-    assert_eq!(without["data"], json!({ "k": "w" }), "what its only owner drops is gone");
+    assert_eq!(without["data"], json!({ "k": "w" }), "a field that its only owner drops is removed");
 }
 
 #[tokio::test]
-async fn every_write_is_recorded_for_its_manager() {
-    let (_dir, _server, client) = server().await;
-    let (_, made) = send(&client, "POST", &format!("{MAPS}?fieldManager=maker"), JSON, map(json!({ "k": "v" }))).await;
-    assert_eq!(owned(&made, "maker"), json!({ "f:data": { ".": {}, "f:k": {} } }));
-    let entry = &made["metadata"]["managedFields"][0];
+async fn every_write_is_recorded_for_its_field_manager() {
+    let (_dir, _server, client) = start_with_component_client().await;
+    let (_, created) =
+        send(&client, "POST", &format!("{MAPS}?fieldManager=maker"), JSON, map(json!({ "k": "v" }))).await;
+    assert_eq!(owned(&created, "maker"), json!({ "f:data": { ".": {}, "f:k": {} } }));
+    let entry = &created["metadata"]["managedFields"][0];
     assert_eq!((&entry["operation"], &entry["apiVersion"]), (&json!("Update"), &json!("v1")));
-    assert_eq!((&entry["fieldsType"], &entry["time"]), (&json!("FieldsV1"), &made["metadata"]["creationTimestamp"]));
+    assert_eq!((&entry["fieldsType"], &entry["time"]), (&json!("FieldsV1"), &created["metadata"]["creationTimestamp"]));
 
     let patch = json!({ "data": { "x": "1" } });
     let (_, patched) = send(&client, "PATCH", &format!("{MAPS}/a"), MERGE, patch).await;
@@ -65,17 +66,17 @@ async fn every_write_is_recorded_for_its_manager() {
 
     let nothing = json!({ "data": { "x": "1" } });
     let (_, same) = send(&client, "PATCH", &format!("{MAPS}/a?fieldManager=idle"), MERGE, nothing).await;
-    assert_eq!(same, patched, "who changes nothing owns nothing");
+    assert_eq!(same, patched, "a write that changes nothing owns nothing");
 
     let (_, put) =
         send(&client, "PUT", &format!("{MAPS}/a?fieldManager=putter"), JSON, map(json!({ "only": "put" }))).await;
     assert_eq!(owned(&put, "putter"), json!({ "f:data": { "f:only": {} } }));
-    assert_eq!(owned(&put, "maker"), json!({ "f:data": {} }), "the map itself stays its maker's");
+    assert_eq!(owned(&put, "maker"), json!({ "f:data": {} }), "the map itself is still owned by its creator");
     assert_eq!(owned(&put, "component"), Value::Null);
 
-    let nonsense = json!({ "metadata": { "managedFields": [{ "manager": "x", "operation": "Guess" }] } });
-    let (code, kept) = send(&client, "PATCH", &format!("{MAPS}/a"), MERGE, nonsense).await;
-    assert_eq!((code, &kept), (200, &put), "owners that make no sense are not believed");
+    let invalid_owners = json!({ "metadata": { "managedFields": [{ "manager": "x", "operation": "Guess" }] } });
+    let (code, unchanged) = send(&client, "PATCH", &format!("{MAPS}/a"), MERGE, invalid_owners).await;
+    assert_eq!((code, &unchanged), (200, &put), "invalid managedFields are ignored");
 
     let reset = json!({ "metadata": { "managedFields": [{}] } });
     let (_, reset) = send(&client, "PATCH", &format!("{MAPS}/a"), MERGE, reset).await;
@@ -87,18 +88,18 @@ async fn every_write_is_recorded_for_its_manager() {
 }
 
 #[tokio::test]
-async fn the_status_endpoint_owns_the_status_only() {
-    let (_dir, _server, client) = server().await;
+async fn a_write_to_status_owns_only_the_status() {
+    let (_dir, _server, client) = start_with_component_client().await;
     let claims = "/api/v1/namespaces/default/persistentvolumeclaims";
     let claim = json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "c" },
         "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } },
         "status": { "phase": "Bound" },
     });
-    let (_, made) = send(&client, "PATCH", &format!("{claims}/c?fieldManager=user"), APPLY, &claim).await;
-    assert_eq!(made["status"]["phase"], "Pending");
+    let (_, created) = send(&client, "PATCH", &format!("{claims}/c?fieldManager=user"), APPLY, &claim).await;
+    assert_eq!(created["status"]["phase"], "Pending");
     let spec = json!({ "f:accessModes": {}, "f:resources": { "f:requests": { "f:storage": {} } } });
-    assert_eq!(owned(&made, "user"), json!({ "f:spec": spec }));
+    assert_eq!(owned(&created, "user"), json!({ "f:spec": spec }));
     let status = json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "c" },
         "spec": { "volumeName": "no" },
@@ -117,8 +118,8 @@ async fn the_status_endpoint_owns_the_status_only() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_applied_is_refused() {
-    let (_dir, _server, client) = server().await;
+async fn invalid_applies_are_refused() {
+    let (_dir, _server, client) = start_with_component_client().await;
     let good = map(json!({ "k": "v" }));
     let with = |key: &str, value: Value| {
         let mut changed = good.clone();
@@ -148,45 +149,44 @@ async fn what_cannot_be_applied_is_refused() {
 }
 
 #[tokio::test]
-async fn yaml_and_dry_run() {
-    let (_dir, _server, client) = server().await;
+async fn an_apply_may_be_yaml_and_a_dry_run() {
+    let (_dir, _server, client) = start_with_component_client().await;
     let yaml =
         "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: a\ndata:\n  # a comment\n  k: |\n    two\n    lines\n";
     let dry = send(&client, "PATCH", &format!("{MAPS}/a?fieldManager=m&dryRun=All"), APPLY, yaml).await;
     assert_eq!((dry.0, &dry.1["data"]["k"]), (201, &json!("two\nlines\n")));
     assert_eq!(send(&client, "GET", &format!("{MAPS}/a"), JSON, "").await.0, 404);
-    let (code, made) = send(&client, "PATCH", &format!("{MAPS}/a?fieldManager=m"), APPLY, yaml).await;
+    let (code, created) = send(&client, "PATCH", &format!("{MAPS}/a?fieldManager=m"), APPLY, yaml).await;
     assert_eq!(code, 201);
     let (_, dry) =
         send(&client, "PATCH", &format!("{MAPS}/a?fieldManager=m&dryRun=All"), APPLY, map(json!({ "k": "new" }))).await;
     assert_eq!(
         (&dry["data"]["k"], &dry["metadata"]["resourceVersion"]),
-        (&json!("new"), &made["metadata"]["resourceVersion"])
+        (&json!("new"), &created["metadata"]["resourceVersion"])
     );
     let (_, now) = send(&client, "GET", &format!("{MAPS}/a"), JSON, "").await;
-    assert_eq!(now, made);
+    assert_eq!(now, created);
 }
 
 #[tokio::test]
-async fn kubectls_own_annotation_is_no_conflict_and_stays_true() {
-    let (_dir, _server, client) = server().await;
-    let noted = "kubectl.kubernetes.io/last-applied-configuration";
+async fn kubectl_takes_over_fields_of_client_side_apply_and_updates_its_annotation() {
+    let (_dir, _server, client) = start_with_component_client().await;
+    let annotation = "kubectl.kubernetes.io/last-applied-configuration";
     let mut first = map(json!({ "k": "v" }));
-    first["metadata"]["annotations"] = json!({ noted: map(json!({ "k": "v" })).to_string() });
+    first["metadata"]["annotations"] = json!({ annotation: map(json!({ "k": "v" })).to_string() });
     send(&client, "POST", &format!("{MAPS}?fieldManager=kubectl-client-side-apply"), JSON, &first).await;
-    let stranger =
-        send(&client, "PATCH", &format!("{MAPS}/a?fieldManager=other"), APPLY, map(json!({ "k": "w" }))).await;
-    assert_eq!(stranger.0, 409);
-    let (code, taken) =
+    let other = send(&client, "PATCH", &format!("{MAPS}/a?fieldManager=other"), APPLY, map(json!({ "k": "w" }))).await;
+    assert_eq!(other.0, 409);
+    let (code, applied) =
         send(&client, "PATCH", &format!("{MAPS}/a?fieldManager=kubectl"), APPLY, map(json!({ "k": "w" }))).await;
-    assert_eq!((code, &taken["data"]["k"]), (200, &json!("w")));
-    let now: Value = serde_json::from_str(taken["metadata"]["annotations"][noted].as_str().unwrap()).unwrap();
+    assert_eq!((code, &applied["data"]["k"]), (200, &json!("w")));
+    let now: Value = serde_json::from_str(applied["metadata"]["annotations"][annotation].as_str().unwrap()).unwrap();
     assert_eq!(now["data"]["k"], "w");
 }
 
 #[tokio::test]
-async fn unknown_and_duplicate_fields_are_told_or_refused() {
-    let (_dir, _server, client) = server().await;
+async fn unknown_and_duplicate_fields_give_warnings_or_errors() {
+    let (_dir, _server, client) = start_with_component_client().await;
     let body = r#"{"metadata":{"name":"NAME","bogus":1},"data":{"x":"1","x":"2"},"extra":1}"#;
     let post = async |name: &str, validation: &str| {
         let request = http::Request::post(format!("{MAPS}{validation}")).header("content-type", JSON);
@@ -198,13 +198,13 @@ async fn unknown_and_duplicate_fields_are_told_or_refused() {
         let bytes = http_body_util::BodyExt::collect(response.into_body()).await.unwrap().to_bytes();
         (code, warnings, serde_json::from_slice::<Value>(&bytes).unwrap())
     };
-    let told = [
+    let want = [
         r#"299 - "unknown field \"metadata.bogus\"""#,
         r#"299 - "duplicate field \"data.x\"""#,
         r#"299 - "unknown field \"extra\"""#,
     ];
-    let (code, warnings, made) = post("a", "").await;
-    assert_eq!((code, warnings, &made["data"]["x"]), (201, told.map(String::from).to_vec(), &json!("2")));
+    let (code, warnings, created) = post("a", "").await;
+    assert_eq!((code, warnings, &created["data"]["x"]), (201, want.map(String::from).to_vec(), &json!("2")));
     let (code, warnings, _) = post("b", "?fieldValidation=Warn").await;
     assert_eq!((code, warnings.len()), (201, 3));
     let (code, warnings, _) = post("c", "?fieldValidation=Ignore").await;
@@ -224,8 +224,8 @@ async fn unknown_and_duplicate_fields_are_told_or_refused() {
 }
 
 #[tokio::test]
-async fn depth_is_refused_not_fatal() {
-    let (_dir, _server, client) = server().await;
+async fn deeply_nested_bodies_are_refused() {
+    let (_dir, _server, client) = start_with_component_client().await;
     send(&client, "POST", MAPS, JSON, map(json!({}))).await;
     let nested = |levels: usize| format!("{}1{}", "{\"data\":".repeat(levels), "}".repeat(levels));
     for levels in [100, 126, 5000] {

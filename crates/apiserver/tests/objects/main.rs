@@ -1,13 +1,13 @@
-//! Objects as clients see them: kinds, custom resources, patches and ownership, the known incompatibilities and the
-//! golden shapes. Over HTTP, without a socket.
+//! Objects at the HTTP interface, without a socket: kinds, custom resources, patches, field ownership, behaviour that
+//! incompatible servers often get wrong, and complete replies field by field.
 
 #![allow(clippy::unwrap_used)]
 
 mod apply;
+mod compatibility;
+mod compatibility_wire;
 mod custom;
+mod golden_replies;
 mod kinds;
 mod patches;
-mod rows;
-mod rows_wire;
-mod shapes;
-mod talk;
+mod test_api;

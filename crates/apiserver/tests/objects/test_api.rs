@@ -1,4 +1,4 @@
-//! Requests and answers, as short as they can be.
+//! A server with an in-process client, and short forms of requests to it.
 
 use std::time::Duration;
 
@@ -7,30 +7,30 @@ use futures::{AsyncBufReadExt as _, Stream, TryStreamExt as _};
 use kube::Client;
 use serde_json::{Value, json};
 
-const WAIT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
 
-pub(crate) struct Talk {
+pub(crate) struct TestApi {
     pub(crate) client: Client,
     pub(crate) server: ApiServer,
     pub(crate) dir: tempfile::TempDir,
 }
 
-pub(crate) async fn talk() -> Talk {
-    talk_with(|_| {}).await
+pub(crate) async fn start() -> TestApi {
+    start_with(|_| {}).await
 }
 
-pub(crate) async fn talk_with(configure: impl FnOnce(&mut Config)) -> Talk {
+pub(crate) async fn start_with(configure: impl FnOnce(&mut Config)) -> TestApi {
     let dir = tempfile::tempdir().unwrap();
     let mut config = Config::new(dir.path(), "127.0.0.1:0".parse().unwrap());
     configure(&mut config);
     let server = ApiServer::open(config).await.unwrap();
-    Talk { client: server.client("system:admin"), server, dir }
+    TestApi { client: server.client("system:admin"), server, dir }
 }
 
-/// A server and a client named `component`, for those who look at who wrote what.
-pub(crate) async fn server() -> (tempfile::TempDir, ApiServer, Client) {
-    let Talk { dir, server, .. } = talk().await;
+/// A server and a client with the user `component`, for tests of field ownership.
+pub(crate) async fn start_with_component_client() -> (tempfile::TempDir, ApiServer, Client) {
+    let TestApi { dir, server, .. } = start().await;
     let client = server.client("component");
     (dir, server, client)
 }
@@ -43,38 +43,38 @@ pub(crate) async fn send(client: &Client, method: &str, path: &str, media: &str,
     (code, serde_json::from_slice(&bytes).unwrap())
 }
 
-/// An answer as it came.
-pub(crate) struct Raw {
+/// A reply before it is decoded.
+pub(crate) struct RawReply {
     pub(crate) code: u16,
     headers: http::HeaderMap,
     pub(crate) body: Vec<u8>,
 }
 
-impl Raw {
-    /// A header's value; empty if it is not there.
+impl RawReply {
+    /// A header's value; empty without the header.
     pub(crate) fn header(&self, name: &str) -> &str {
         self.headers.get(name).map(|value| value.to_str().unwrap()).unwrap_or_default()
     }
 }
 
-impl Talk {
-    /// Sends these bytes with these headers.
-    pub(crate) async fn raw(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Raw {
+impl TestApi {
+    /// Sends a request with these headers and this body.
+    pub(crate) async fn send_raw(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> RawReply {
         let request = http::Request::builder().method(method).uri(path);
         let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
         let response = self.client.send(request.body(body.to_vec().into()).unwrap()).await.unwrap();
         let (parts, body) = response.into_parts();
         let body = http_body_util::BodyExt::collect(body).await.unwrap().to_bytes().to_vec();
-        Raw { code: parts.status.as_u16(), headers: parts.headers, body }
+        RawReply { code: parts.status.as_u16(), headers: parts.headers, body }
     }
 
     pub(crate) async fn send(&self, method: &str, path: &str, media: &str, accept: &str, body: &Value) -> (u16, Value) {
-        let (code, _, value) = self.whole(method, path, media, accept, body).await;
+        let (code, _, value) = self.send_with_warnings(method, path, media, accept, body).await;
         (code, value)
     }
 
-    /// The code, the warnings and the body.
-    pub(crate) async fn whole(
+    /// Returns the status code, the warnings and the body.
+    pub(crate) async fn send_with_warnings(
         &self,
         method: &str,
         path: &str,
@@ -105,11 +105,11 @@ impl Talk {
         self.send("POST", path, "application/json", "application/json", &body).await
     }
 
-    /// Creates what must be created.
-    pub(crate) async fn made(&self, path: &str, body: Value) -> Value {
-        let (code, made) = self.post(path, body).await;
-        assert_eq!(code, 201, "{made}");
-        made
+    /// Creates an object and asserts that it was created.
+    pub(crate) async fn create(&self, path: &str, body: Value) -> Value {
+        let (code, created) = self.post(path, body).await;
+        assert_eq!(code, 201, "{created}");
+        created
     }
 
     pub(crate) async fn put(&self, path: &str, body: Value) -> (u16, Value) {
@@ -124,18 +124,19 @@ impl Talk {
         self.send("DELETE", path, "application/json", "application/json", &Value::Null).await
     }
 
-    pub(crate) async fn watch(&self, path: &str) -> Lines {
+    pub(crate) async fn watch(&self, path: &str) -> EventStream {
         let request = http::Request::builder().method("GET").uri(path).body(Vec::new()).unwrap();
-        Lines(Box::pin(self.client.request_stream(request).await.unwrap().lines()))
+        EventStream(Box::pin(self.client.request_stream(request).await.unwrap().lines()))
     }
 }
 
-pub(crate) struct Lines(std::pin::Pin<Box<dyn Stream<Item = std::io::Result<String>>>>);
+pub(crate) struct EventStream(std::pin::Pin<Box<dyn Stream<Item = std::io::Result<String>>>>);
 
-impl Lines {
-    /// The next event; nothing once the watch is over.
+impl EventStream {
+    /// The next event; none once the watch has ended.
     pub(crate) async fn next(&mut self) -> Option<Value> {
-        let line = tokio::time::timeout(WAIT, self.0.try_next()).await.expect("a line in time").unwrap();
+        let line =
+            tokio::time::timeout(TIMEOUT, self.0.try_next()).await.expect("an event before the timeout").unwrap();
         line.map(|line| serde_json::from_str(&line).expect("each line is one JSON object"))
     }
 }

@@ -1,10 +1,11 @@
-//! `Warning` headers: told once each, and never so much that a client refuses the answer.
+//! `Warning` headers: each text once, and limited in size so that clients do not refuse the response.
 
 use http::header::HeaderValue;
 
-/// Together they may be this long; if they are not, each is cut short, and those that still do not fit are left out.
-const TOTAL: usize = 4096;
-const SHORT: usize = 256;
+/// The limit of all texts together. If they are longer, each is cut to `MAX_SHORTENED_BYTES`, and those beyond the limit are
+/// left out.
+const MAX_TOTAL_BYTES: usize = 4096;
+const MAX_SHORTENED_BYTES: usize = 256;
 
 pub(super) fn headers(warnings: &[String]) -> Vec<HeaderValue> {
     let mut texts: Vec<String> = Vec::new();
@@ -14,10 +15,10 @@ pub(super) fn headers(warnings: &[String]) -> Vec<HeaderValue> {
             texts.push(text);
         }
     }
-    if texts.iter().map(String::len).sum::<usize>() > TOTAL {
-        texts.iter_mut().for_each(|text| text.truncate(SHORT));
+    if texts.iter().map(String::len).sum::<usize>() > MAX_TOTAL_BYTES {
+        texts.iter_mut().for_each(|text| text.truncate(MAX_SHORTENED_BYTES));
     }
-    let mut left = TOTAL;
+    let mut left = MAX_TOTAL_BYTES;
     let mut fits = |text: &String| {
         let fits = text.len() <= left;
         left = left.saturating_sub(text.len());
@@ -36,12 +37,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn warnings_are_quoted_told_once_and_bounded() {
-        let told = headers(&["unknown field \"a\"".into(), "unknown field \"a\"".into(), "b\nc\u{e4}".into()]);
-        assert_eq!(told, [r#"299 - "unknown field \"a\"""#, r#"299 - "bc""#]);
+    fn warnings_are_quoted_deduplicated_and_limited() {
+        let values = headers(&["unknown field \"a\"".into(), "unknown field \"a\"".into(), "b\nc\u{e4}".into()]);
+        assert_eq!(values, [r#"299 - "unknown field \"a\"""#, r#"299 - "bc""#]);
         let many: Vec<String> = (0..100).map(|i| format!("{i} {}", "x".repeat(500))).collect();
-        let told = headers(&many);
-        assert_eq!(told.len(), TOTAL / SHORT);
-        assert!(told.iter().all(|value| value.len() <= SHORT + 10));
+        let values = headers(&many);
+        assert_eq!(values.len(), MAX_TOTAL_BYTES / MAX_SHORTENED_BYTES);
+        assert!(values.iter().all(|value| value.len() <= MAX_SHORTENED_BYTES + 10));
     }
 }

@@ -1,4 +1,4 @@
-//! The server's core, shared by the socket and the in-process clients: the store and the kinds it serves.
+//! The state that all requests and background tasks of one server share.
 
 use std::sync::Arc;
 
@@ -14,27 +14,28 @@ use cleat_apimachinery::kind::{Kind, Object};
 use cleat_apimachinery::view::View;
 use cleat_registry::catalog::{Catalog, Kinds};
 
-pub(crate) struct Api {
+/// Shared by all requests, whether they come over the socket or from the process itself.
+pub(crate) struct ServerState {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) watch_frames: Arc<WatchFrameCache>,
     pub(crate) decoded_objects: DecodedObjectCache<Arc<dyn Object>>,
     pub(crate) security: Security,
     pub(crate) limits: Limits,
-    /// Cancelled when the server goes away.
+    /// Cancelled when the server closes.
     pub(crate) closing: CancellationToken,
-    /// Last, so that whoever waits for it to be dropped finds the store already released.
-    pub(crate) _release: watch::Sender<()>,
+    /// Must stay the last field: `ApiServer::close` waits until it is dropped, and the store must be closed by then.
+    pub(crate) _dropped_last: watch::Sender<()>,
 }
 
-impl Api {
-    /// The kinds served at this moment.
+impl ServerState {
+    /// The kinds that are served now; definitions add and remove kinds.
     pub(crate) fn kinds(&self) -> Arc<Kinds> {
         self.catalog.kinds()
     }
 
-    /// The store as the kind sees it.
-    pub(crate) fn of(&self, kind: &dyn Kind) -> View<'_> {
+    /// The store with the kind's conversion between its stored and its served version.
+    pub(crate) fn store_of(&self, kind: &dyn Kind) -> View<'_> {
         View::new(&*self.store, kind.conversion())
     }
 }

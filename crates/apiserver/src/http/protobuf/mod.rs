@@ -1,57 +1,58 @@
-//! Protobuf request bodies, for the kinds that clients really send that way: kubectl's own subcommands (`kubectl create
-//! namespace`, `configmap`, `secret`, `serviceaccount`) and the CSI sidecars (`protobuf_sidecars`). A body becomes the JSON
-//! it stands for and then goes the way of any other. Other kinds are answered as an unsupported media type.
+//! Protobuf request bodies, for the kinds that clients send as protobuf: `kubectl create` (namespace, configmap, secret,
+//! serviceaccount; roles and tokens in `security`) and the CSI sidecars (`sidecars`). A body is converted to JSON and then
+//! handled like any other. Other kinds are refused as an unsupported media type.
+
+mod security;
+mod sidecars;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 
-use super::{protobuf_security, protobuf_sidecars};
-
 pub(crate) const MEDIA_TYPE: &str = "application/vnd.kubernetes.protobuf";
 const MAGIC: &[u8] = b"k8s\0";
 
-/// A field of a message: its number, its JSON name and what it holds.
-pub(super) type Field = (u64, &'static str, Holds);
+/// A field of a message: its number, its JSON name and its type.
+pub(super) type Field = (u64, &'static str, FieldType);
 
 #[derive(Clone, Copy)]
-pub(super) enum Holds {
+pub(super) enum FieldType {
     Text,
-    /// An empty one differs from none.
-    TextMeant,
-    Texts,
-    Flag,
-    Number,
+    /// A string that may be absent: an empty one is kept.
+    OptionalText,
+    TextList,
+    Bool,
+    Int,
     Message(&'static [Field]),
-    Messages(&'static [Field]),
-    /// A message whose fields stand directly in the message around it, and which may hold no others.
-    Inlined(&'static [Field]),
+    MessageList(&'static [Field]),
+    /// A message whose fields belong to the surrounding JSON object. Fields that are not listed are refused.
+    InlinedMessage(&'static [Field]),
     TextMap,
-    /// Values are binary, shown in base64.
+    /// Binary values, base64 in JSON.
     BinaryMap,
     Quantity,
-    Quantities,
-    /// Shown to the second.
+    QuantityMap,
+    /// Formatted without fractions of a second.
     Time,
-    /// Shown with six digits after the second.
+    /// Formatted with six digits after the second.
     MicroTime,
 }
 
-use Holds::{
-    BinaryMap, Flag, Inlined, Message, Messages, MicroTime, Number, Quantities, Quantity, Text, TextMap, TextMeant,
-    Texts, Time,
+use FieldType::{
+    BinaryMap, Bool, InlinedMessage, Int, Message, MessageList, MicroTime, OptionalText, Quantity, QuantityMap, Text,
+    TextList, TextMap, Time,
 };
 
-const OWNER: &[Field] = &[
+const OWNER_REFERENCE: &[Field] = &[
     (1, "kind", Text),
     (3, "name", Text),
     (4, "uid", Text),
     (5, "apiVersion", Text),
-    (6, "controller", Flag),
-    (7, "blockOwnerDeletion", Flag),
+    (6, "controller", Bool),
+    (7, "blockOwnerDeletion", Bool),
 ];
-/// Timestamps and managed fields are the server's own business; a body's are skipped.
+/// Timestamps and managed fields of a body are skipped: the server sets them.
 pub(super) const METADATA: &[Field] = &[
     (1, "name", Text),
     (2, "generateName", Text),
@@ -60,11 +61,11 @@ pub(super) const METADATA: &[Field] = &[
     (6, "resourceVersion", Text),
     (11, "labels", TextMap),
     (12, "annotations", TextMap),
-    (13, "ownerReferences", Messages(OWNER)),
-    (14, "finalizers", Texts),
+    (13, "ownerReferences", MessageList(OWNER_REFERENCE)),
+    (14, "finalizers", TextList),
 ];
-const NAMED: &[Field] = &[(1, "name", Text)];
-pub(super) const REFERENCE: &[Field] = &[
+const LOCAL_OBJECT_REFERENCE: &[Field] = &[(1, "name", Text)];
+pub(super) const OBJECT_REFERENCE: &[Field] = &[
     (1, "kind", Text),
     (2, "namespace", Text),
     (3, "name", Text),
@@ -75,13 +76,13 @@ pub(super) const REFERENCE: &[Field] = &[
 ];
 const PRECONDITIONS: &[Field] = &[(1, "uid", Text), (2, "resourceVersion", Text)];
 
-/// By kind, with its version where the kind alone is not enough.
+/// The messages by kind. Kinds that exist in several groups or versions are written `APIVERSION.KIND`.
 const KINDS: &[(&str, &[Field])] = &[
     (
         "Namespace",
         &[
             (1, "metadata", Message(METADATA)),
-            (2, "spec", Message(&[(1, "finalizers", Texts)])),
+            (2, "spec", Message(&[(1, "finalizers", TextList)])),
             (3, "status", Message(&[(1, "phase", Text)])),
         ],
     ),
@@ -91,7 +92,7 @@ const KINDS: &[(&str, &[Field])] = &[
             (1, "metadata", Message(METADATA)),
             (2, "data", TextMap),
             (3, "binaryData", BinaryMap),
-            (4, "immutable", Flag),
+            (4, "immutable", Bool),
         ],
     ),
     (
@@ -101,27 +102,27 @@ const KINDS: &[(&str, &[Field])] = &[
             (2, "data", BinaryMap),
             (3, "type", Text),
             (4, "stringData", TextMap),
-            (5, "immutable", Flag),
+            (5, "immutable", Bool),
         ],
     ),
     (
         "ServiceAccount",
         &[
             (1, "metadata", Message(METADATA)),
-            (2, "secrets", Messages(REFERENCE)),
-            (3, "imagePullSecrets", Messages(NAMED)),
-            (4, "automountServiceAccountToken", Flag),
+            (2, "secrets", MessageList(OBJECT_REFERENCE)),
+            (3, "imagePullSecrets", MessageList(LOCAL_OBJECT_REFERENCE)),
+            (4, "automountServiceAccountToken", Bool),
         ],
     ),
-    ("Binding", &[(1, "metadata", Message(METADATA)), (2, "target", Message(REFERENCE))]),
+    ("Binding", &[(1, "metadata", Message(METADATA)), (2, "target", Message(OBJECT_REFERENCE))]),
     (
         "DeleteOptions",
         &[
-            (1, "gracePeriodSeconds", Number),
+            (1, "gracePeriodSeconds", Int),
             (2, "preconditions", Message(PRECONDITIONS)),
-            (3, "orphanDependents", Flag),
+            (3, "orphanDependents", Bool),
             (4, "propagationPolicy", Text),
-            (5, "dryRun", Texts),
+            (5, "dryRun", TextList),
         ],
     ),
 ];
@@ -134,65 +135,65 @@ pub(crate) enum ProtobufError {
     Malformed,
 }
 
-/// The JSON form of an enveloped object.
+/// Converts an object in the Kubernetes envelope to JSON.
 pub(crate) fn decode(body: &[u8]) -> Result<Value, ProtobufError> {
-    const TYPE: &[Field] = &[(1, "apiVersion", Text), (2, "kind", Text)];
+    const TYPE_META: &[Field] = &[(1, "apiVersion", Text), (2, "kind", Text)];
     let envelope = body.strip_prefix(MAGIC).ok_or(ProtobufError::Malformed)?;
-    let (mut head, mut raw) = (Map::new(), &[][..]);
-    for part in Parts(envelope) {
-        match part? {
-            (1, Piece::Bytes(bytes)) => head = message(bytes, TYPE)?,
-            (2, Piece::Bytes(bytes)) => raw = bytes,
+    let (mut object, mut raw) = (Map::new(), &[][..]);
+    for field in WireFields(envelope) {
+        match field? {
+            (1, WireValue::Bytes(bytes)) => object = message(bytes, TYPE_META)?,
+            (2, WireValue::Bytes(bytes)) => raw = bytes,
             _ => {}
         }
     }
-    let said = |field: &str| head.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
-    let kind = said("kind");
-    let full = format!("{}.{kind}", said("apiVersion"));
+    let string = |field: &str| object.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let kind = string("kind");
+    let qualified = format!("{}.{kind}", string("apiVersion"));
     let (_, fields) = KINDS
         .iter()
-        .chain(protobuf_security::KINDS)
-        .chain(protobuf_sidecars::KINDS)
-        .find(|(name, _)| *name == kind || *name == full)
+        .chain(security::KINDS)
+        .chain(sidecars::KINDS)
+        .find(|(name, _)| *name == kind || *name == qualified)
         .ok_or(ProtobufError::UnknownKind(kind))?;
-    head.append(&mut message(raw, fields)?);
-    Ok(head.into())
+    object.append(&mut message(raw, fields)?);
+    Ok(object.into())
 }
 
 fn message(bytes: &[u8], fields: &[Field]) -> Result<Map<String, Value>, ProtobufError> {
     let mut out = Map::new();
-    for part in Parts(bytes) {
-        let (number, piece) = part?;
-        let Some((_, name, holds)) = fields.iter().find(|(n, _, _)| *n == number) else { continue };
-        match (holds, piece) {
-            // Go writes empty strings where JSON leaves the field out.
-            (Text, Piece::Bytes(b"")) => {}
-            (Text | TextMeant, Piece::Bytes(bytes)) => drop(out.insert((*name).into(), text(bytes)?.into())),
-            (Flag, Piece::Number(n)) => drop(out.insert((*name).into(), (n != 0).into())),
-            (Number, Piece::Number(n)) => drop(out.insert((*name).into(), n.cast_signed().into())),
-            (Message(inner), Piece::Bytes(bytes)) => {
+    for field in WireFields(bytes) {
+        let (number, value) = field?;
+        let Some((_, name, field_type)) = fields.iter().find(|(n, _, _)| *n == number) else { continue };
+        match (field_type, value) {
+            // Go encodes empty strings that JSON omits.
+            (Text, WireValue::Bytes(b"")) => {}
+            (Text | OptionalText, WireValue::Bytes(bytes)) => drop(out.insert((*name).into(), text(bytes)?.into())),
+            (Bool, WireValue::Number(n)) => drop(out.insert((*name).into(), (n != 0).into())),
+            (Int, WireValue::Number(n)) => drop(out.insert((*name).into(), n.cast_signed().into())),
+            (Message(inner), WireValue::Bytes(bytes)) => {
                 drop(out.insert((*name).into(), message(bytes, inner)?.into()));
             }
-            (Inlined(inner), Piece::Bytes(bytes)) => {
-                for part in Parts(bytes) {
-                    let (number, _) = part?;
+            (InlinedMessage(inner), WireValue::Bytes(bytes)) => {
+                for field in WireFields(bytes) {
+                    let (number, _) = field?;
                     if !inner.iter().any(|(n, _, _)| *n == number) {
                         return Err(ProtobufError::UnknownKind(format!("{name} {number}")));
                     }
                 }
                 out.append(&mut message(bytes, inner)?);
             }
-            (Quantity, Piece::Bytes(bytes)) => drop(out.insert((*name).into(), quantity(bytes)?)),
-            (Time | MicroTime, Piece::Bytes(bytes)) => {
-                out.extend(time(bytes, holds)?.map(|time| ((*name).into(), time)));
+            (Quantity, WireValue::Bytes(bytes)) => drop(out.insert((*name).into(), quantity(bytes)?)),
+            (Time | MicroTime, WireValue::Bytes(bytes)) => {
+                out.extend(time(bytes, field_type)?.map(|time| ((*name).into(), time)));
             }
-            (Texts, Piece::Bytes(bytes)) => push(&mut out, name, text(bytes)?.into()),
-            (Messages(inner), Piece::Bytes(bytes)) => push(&mut out, name, message(bytes, inner)?.into()),
-            (TextMap | BinaryMap | Quantities, Piece::Bytes(bytes)) => {
-                let (key, value) = pair(bytes)?;
-                let value: Value = match holds {
+            (TextList, WireValue::Bytes(bytes)) => push(&mut out, name, text(bytes)?.into()),
+            (MessageList(inner), WireValue::Bytes(bytes)) => push(&mut out, name, message(bytes, inner)?.into()),
+            (TextMap | BinaryMap | QuantityMap, WireValue::Bytes(bytes)) => {
+                let (key, value) = map_entry(bytes)?;
+                let value: Value = match field_type {
                     BinaryMap => BASE64_STANDARD.encode(value).into(),
-                    Quantities => quantity(value)?,
+                    QuantityMap => quantity(value)?,
                     _ => text(value)?.into(),
                 };
                 let map = out.entry(*name).or_insert_with(|| Map::new().into());
@@ -205,20 +206,20 @@ fn message(bytes: &[u8], fields: &[Field]) -> Result<Map<String, Value>, Protobu
 }
 
 fn quantity(bytes: &[u8]) -> Result<Value, ProtobufError> {
-    let mut inner = message(bytes, &[(1, "string", TextMeant)])?;
+    let mut inner = message(bytes, &[(1, "string", OptionalText)])?;
     Ok(inner.remove("string").unwrap_or_else(|| "0".into()))
 }
 
-/// Nothing for a time that was never set.
-fn time(bytes: &[u8], shown: &Holds) -> Result<Option<Value>, ProtobufError> {
-    let inner = message(bytes, &[(1, "seconds", Number), (2, "nanos", Number)])?;
+/// Formats a time; none for the zero time.
+fn time(bytes: &[u8], field_type: &FieldType) -> Result<Option<Value>, ProtobufError> {
+    let inner = message(bytes, &[(1, "seconds", Int), (2, "nanos", Int)])?;
     if inner.is_empty() {
         return Ok(None);
     }
     let number = |name: &str| inner.get(name).and_then(Value::as_i64).unwrap_or(0);
     let nanos = i32::try_from(number("nanos")).map_err(|_| ProtobufError::Malformed)?;
     let time = Timestamp::new(number("seconds"), nanos).map_err(|_| ProtobufError::Malformed)?;
-    Ok(Some(match shown {
+    Ok(Some(match field_type {
         MicroTime => format!("{time:.6}").into(),
         _ => format!("{time:.0}").into(),
     }))
@@ -234,29 +235,29 @@ fn text(bytes: &[u8]) -> Result<String, ProtobufError> {
     String::from_utf8(bytes.to_vec()).map_err(|_| ProtobufError::Malformed)
 }
 
-fn pair(entry: &[u8]) -> Result<(String, &[u8]), ProtobufError> {
+fn map_entry(entry: &[u8]) -> Result<(String, &[u8]), ProtobufError> {
     let (mut key, mut value) = (String::new(), &[][..]);
-    for part in Parts(entry) {
-        match part? {
-            (1, Piece::Bytes(bytes)) => key = text(bytes)?,
-            (2, Piece::Bytes(bytes)) => value = bytes,
+    for field in WireFields(entry) {
+        match field? {
+            (1, WireValue::Bytes(bytes)) => key = text(bytes)?,
+            (2, WireValue::Bytes(bytes)) => value = bytes,
             _ => {}
         }
     }
     Ok((key, value))
 }
 
-enum Piece<'a> {
+enum WireValue<'a> {
     Number(u64),
     Bytes(&'a [u8]),
-    /// A fixed-width number: no field known here has one.
+    /// A fixed-width number; no field in the tables has one.
     Fixed,
 }
 
-/// The fields of a message as they come.
-struct Parts<'a>(&'a [u8]);
+/// Iterates over the fields of an encoded message.
+struct WireFields<'a>(&'a [u8]);
 
-impl<'a> Parts<'a> {
+impl<'a> WireFields<'a> {
     fn varint(&mut self) -> Option<u64> {
         let mut value = 0u64;
         for shift in (0..64).step_by(7) {
@@ -271,39 +272,39 @@ impl<'a> Parts<'a> {
     }
 
     fn take(&mut self, count: u64) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(usize::try_from(count).ok()?)?;
+        let (bytes, rest) = self.0.split_at_checked(usize::try_from(count).ok()?)?;
         self.0 = rest;
-        Some(taken)
+        Some(bytes)
     }
 
-    fn read(&mut self) -> Option<(u64, Piece<'a>)> {
+    fn read(&mut self) -> Option<(u64, WireValue<'a>)> {
         let tag = self.varint()?;
-        let piece = match tag & 7 {
-            0 => Piece::Number(self.varint()?),
-            1 => self.take(8).map(|_| Piece::Fixed)?,
+        let value = match tag & 7 {
+            0 => WireValue::Number(self.varint()?),
+            1 => self.take(8).map(|_| WireValue::Fixed)?,
             2 => {
                 let length = self.varint()?;
-                Piece::Bytes(self.take(length)?)
+                WireValue::Bytes(self.take(length)?)
             }
-            5 => self.take(4).map(|_| Piece::Fixed)?,
+            5 => self.take(4).map(|_| WireValue::Fixed)?,
             _ => return None,
         };
-        Some((tag >> 3, piece))
+        Some((tag >> 3, value))
     }
 }
 
-impl<'a> Iterator for Parts<'a> {
-    type Item = Result<(u64, Piece<'a>), ProtobufError>;
+impl<'a> Iterator for WireFields<'a> {
+    type Item = Result<(u64, WireValue<'a>), ProtobufError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.0.is_empty() {
             return None;
         }
-        let part = self.read().ok_or(ProtobufError::Malformed);
-        if part.is_err() {
+        let field = self.read().ok_or(ProtobufError::Malformed);
+        if field.is_err() {
             self.0 = &[];
         }
-        Some(part)
+        Some(field)
     }
 }
 
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_become_the_json_they_stand_for() {
+    fn bodies_are_converted_to_json() {
         let label = [field(1, b"a"), field(2, b"b")].concat();
         let meta = [field(1, b"m"), field(2, b""), field(11, &label), field(8, &[0]), vec![56, 0]].concat();
         let data = [field(1, b"k"), field(2, b"v")].concat();
@@ -343,8 +344,8 @@ mod tests {
     }
 
     #[test]
-    fn sidecars_are_understood() {
-        let whole = |version: &str, kind: &str, raw: &[u8]| {
+    fn sidecar_objects_are_converted() {
+        let body = |version: &str, kind: &str, raw: &[u8]| {
             let head = [field(1, version.as_bytes()), field(2, kind.as_bytes())].concat();
             [MAGIC.to_vec(), field(1, &head), field(2, raw)].concat()
         };
@@ -352,12 +353,12 @@ mod tests {
         let renewed = [vec![8, 0xa5, 0xeb, 0xdc, 0xca, 0x06], vec![16, 0xa0, 0xf7, 0x36]].concat();
         let spec = [field(1, b""), vec![16, 15], field(4, &renewed)].concat();
         let lease =
-            decode(&whole("coordination.k8s.io/v1", "Lease", &[meta.clone(), field(2, &spec)].concat())).unwrap();
+            decode(&body("coordination.k8s.io/v1", "Lease", &[meta.clone(), field(2, &spec)].concat())).unwrap();
         let want =
             json!({ "holderIdentity": "", "leaseDurationSeconds": 15, "renewTime": "2026-01-02T03:04:05.000900Z" });
         assert_eq!(lease["spec"], want);
         let event = [meta.clone(), field(6, &renewed), field(7, b""), vec![64, 2]].concat();
-        let event = decode(&whole("v1", "Event", &event)).unwrap();
+        let event = decode(&body("v1", "Event", &event)).unwrap();
         assert_eq!((&event["firstTimestamp"], &event["count"]), (&json!("2026-01-02T03:04:05Z"), &json!(2)));
         assert_eq!(event.get("lastTimestamp"), None);
         let size = [field(1, b"storage"), field(2, &field(1, b"1Gi"))].concat();
@@ -368,19 +369,22 @@ mod tests {
             field(2, &[tag, vec![csi.len() as u8], csi].concat())
         };
         let volume = |number| [meta.clone(), field(2, &[field(1, &size), source(number)].concat())].concat();
-        let made = decode(&whole("v1", "PersistentVolume", &volume(22))).unwrap();
-        assert_eq!(made["spec"], json!({ "capacity": { "storage": "1Gi" }, "csi": { "driver": "block.cleat.dev" } }));
-        let other = decode(&whole("v1", "PersistentVolume", &volume(5)));
-        assert!(matches!(other, Err(ProtobufError::UnknownKind(_))), "no source is dropped in silence");
-        assert!(matches!(decode(&whole("v2", "Event", &meta)), Err(ProtobufError::UnknownKind(_))));
+        let volume_json = decode(&body("v1", "PersistentVolume", &volume(22))).unwrap();
+        assert_eq!(
+            volume_json["spec"],
+            json!({ "capacity": { "storage": "1Gi" }, "csi": { "driver": "block.cleat.dev" } })
+        );
+        let other = decode(&body("v1", "PersistentVolume", &volume(5)));
+        assert!(matches!(other, Err(ProtobufError::UnknownKind(_))), "other volume sources are refused, not dropped");
+        assert!(matches!(decode(&body("v2", "Event", &meta)), Err(ProtobufError::UnknownKind(_))));
     }
 
     #[test]
-    fn nonsense_is_refused_without_harm() {
+    fn malformed_bodies_are_refused() {
         assert!(matches!(decode(&enveloped("Gizmo", b"")), Err(ProtobufError::UnknownKind(_))));
-        let fine = enveloped("ConfigMap", &field(1, &field(1, b"m")));
-        for cut in 4..fine.len() {
-            let _ = decode(&fine[..cut]);
+        let valid = enveloped("ConfigMap", &field(1, &field(1, b"m")));
+        for cut in 4..valid.len() {
+            let _ = decode(&valid[..cut]);
         }
         for body in [&b"hello"[..], b"k8s\0\xff\xff\xff", b"k8s\0\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"] {
             assert!(decode(body).is_err());

@@ -1,23 +1,24 @@
-//! What CSI sidecars and leader elections send as protobuf: leases, events, capacities and the volumes they made. Their
-//! patches are JSON.
+//! The protobuf messages that CSI sidecars and leader elections send: leases, events, capacities and volumes. Their patches
+//! are JSON.
 
-use super::protobuf::Holds::{
-    Flag, Inlined, Message, Messages, MicroTime, Number, Quantities, Quantity, Text, TextMap, TextMeant, Texts, Time,
+use super::FieldType::{
+    Bool, InlinedMessage, Int, Message, MessageList, MicroTime, OptionalText, Quantity, QuantityMap, Text, TextList,
+    TextMap, Time,
 };
-use super::protobuf::{Field, METADATA, REFERENCE};
+use super::{Field, METADATA, OBJECT_REFERENCE};
 
 const SECRET: &[Field] = &[(1, "name", Text), (2, "namespace", Text)];
-const SERIES: &[Field] = &[(1, "count", Number), (2, "lastObservedTime", MicroTime)];
+const SERIES: &[Field] = &[(1, "count", Int), (2, "lastObservedTime", MicroTime)];
 const SOURCE: &[Field] = &[(1, "component", Text), (2, "host", Text)];
-const REQUIREMENT: &[Field] = &[(1, "key", Text), (2, "operator", Text), (3, "values", Texts)];
-const SELECTOR: &[Field] = &[(1, "matchLabels", TextMap), (2, "matchExpressions", Messages(REQUIREMENT))];
+const REQUIREMENT: &[Field] = &[(1, "key", Text), (2, "operator", Text), (3, "values", TextList)];
+const SELECTOR: &[Field] = &[(1, "matchLabels", TextMap), (2, "matchExpressions", MessageList(REQUIREMENT))];
 const NODE_TERM: &[Field] =
-    &[(1, "matchExpressions", Messages(REQUIREMENT)), (2, "matchFields", Messages(REQUIREMENT))];
-const NODE_AFFINITY: &[Field] = &[(1, "required", Message(&[(1, "nodeSelectorTerms", Messages(NODE_TERM))]))];
+    &[(1, "matchExpressions", MessageList(REQUIREMENT)), (2, "matchFields", MessageList(REQUIREMENT))];
+const NODE_AFFINITY: &[Field] = &[(1, "required", Message(&[(1, "nodeSelectorTerms", MessageList(NODE_TERM))]))];
 const CSI: &[Field] = &[
     (1, "driver", Text),
     (2, "volumeHandle", Text),
-    (3, "readOnly", Flag),
+    (3, "readOnly", Bool),
     (4, "fsType", Text),
     (5, "volumeAttributes", TextMap),
     (6, "controllerPublishSecretRef", Message(SECRET)),
@@ -27,17 +28,17 @@ const CSI: &[Field] = &[
     (10, "nodeExpandSecretRef", Message(SECRET)),
 ];
 const VOLUME: &[Field] = &[
-    (1, "capacity", Quantities),
-    // Volumes of other sources are not made by sidecars; they come as JSON.
-    (2, "persistentVolumeSource", Inlined(&[(22, "csi", Message(CSI))])),
-    (3, "accessModes", Texts),
-    (4, "claimRef", Message(REFERENCE)),
+    (1, "capacity", QuantityMap),
+    // Sidecars create only CSI volumes. Volumes with other sources must be sent as JSON.
+    (2, "persistentVolumeSource", InlinedMessage(&[(22, "csi", Message(CSI))])),
+    (3, "accessModes", TextList),
+    (4, "claimRef", Message(OBJECT_REFERENCE)),
     (5, "persistentVolumeReclaimPolicy", Text),
     (6, "storageClassName", Text),
-    (7, "mountOptions", Texts),
-    (8, "volumeMode", TextMeant),
+    (7, "mountOptions", TextList),
+    (8, "volumeMode", OptionalText),
     (9, "nodeAffinity", Message(NODE_AFFINITY)),
-    (10, "volumeAttributesClassName", TextMeant),
+    (10, "volumeAttributesClassName", OptionalText),
 ];
 
 pub(super) const KINDS: &[(&str, &[Field])] = &[
@@ -49,13 +50,13 @@ pub(super) const KINDS: &[(&str, &[Field])] = &[
                 2,
                 "spec",
                 Message(&[
-                    (1, "holderIdentity", TextMeant),
-                    (2, "leaseDurationSeconds", Number),
+                    (1, "holderIdentity", OptionalText),
+                    (2, "leaseDurationSeconds", Int),
                     (3, "acquireTime", MicroTime),
                     (4, "renewTime", MicroTime),
-                    (5, "leaseTransitions", Number),
-                    (6, "strategy", TextMeant),
-                    (7, "preferredHolder", TextMeant),
+                    (5, "leaseTransitions", Int),
+                    (6, "strategy", OptionalText),
+                    (7, "preferredHolder", OptionalText),
                 ]),
             ),
         ],
@@ -64,18 +65,18 @@ pub(super) const KINDS: &[(&str, &[Field])] = &[
         "v1.Event",
         &[
             (1, "metadata", Message(METADATA)),
-            (2, "involvedObject", Message(REFERENCE)),
+            (2, "involvedObject", Message(OBJECT_REFERENCE)),
             (3, "reason", Text),
             (4, "message", Text),
             (5, "source", Message(SOURCE)),
             (6, "firstTimestamp", Time),
             (7, "lastTimestamp", Time),
-            (8, "count", Number),
+            (8, "count", Int),
             (9, "type", Text),
             (10, "eventTime", MicroTime),
             (11, "series", Message(SERIES)),
             (12, "action", Text),
-            (13, "related", Message(REFERENCE)),
+            (13, "related", Message(OBJECT_REFERENCE)),
             (14, "reportingComponent", Text),
             (15, "reportingInstance", Text),
         ],
@@ -90,14 +91,14 @@ pub(super) const KINDS: &[(&str, &[Field])] = &[
             (5, "reportingInstance", Text),
             (6, "action", Text),
             (7, "reason", Text),
-            (8, "regarding", Message(REFERENCE)),
-            (9, "related", Message(REFERENCE)),
+            (8, "regarding", Message(OBJECT_REFERENCE)),
+            (9, "related", Message(OBJECT_REFERENCE)),
             (10, "note", Text),
             (11, "type", Text),
             (12, "deprecatedSource", Message(SOURCE)),
             (13, "deprecatedFirstTimestamp", Time),
             (14, "deprecatedLastTimestamp", Time),
-            (15, "deprecatedCount", Number),
+            (15, "deprecatedCount", Int),
         ],
     ),
     (

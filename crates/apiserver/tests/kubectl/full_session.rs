@@ -1,12 +1,11 @@
-//! One long session, as somebody at a terminal has it: everything against the same server, one command after the other,
-//! while another terminal watches.
+//! One long session of a user: many commands against one server, while a second kubectl watches.
 
 use std::process::Stdio;
 
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout};
 
-use crate::session::{MISSING, Session, WAIT, words};
+use crate::session::{KUBECTL_MISSING, Session, TIMEOUT, words};
 
 const TEAM: &str = r#"
 apiVersion: v1
@@ -67,21 +66,21 @@ metadata: {name: nightly, namespace: team}
 spec: {claim: data}
 "#;
 
-/// The other terminal.
-struct Follower {
+/// A kubectl process that watches.
+struct WatchProcess {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
 }
 
-impl Follower {
+impl WatchProcess {
     fn start(kubectl: &Session, line: &str) -> Self {
-        let mut child = kubectl.command(line).stdout(Stdio::piped()).spawn().expect(MISSING);
+        let mut child = kubectl.command(line).stdout(Stdio::piped()).spawn().expect(KUBECTL_MISSING);
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         Self { child, lines }
     }
 
-    /// Reads on until a line begins with these words.
-    async fn until(&mut self, want: &[&str]) {
+    /// Reads until a line begins with these words.
+    async fn wait_for_line(&mut self, want: &[&str]) {
         let reading = async {
             loop {
                 let line = self.lines.next_line().await.unwrap().expect("the watch goes on");
@@ -90,41 +89,41 @@ impl Follower {
                 }
             }
         };
-        tokio::time::timeout(WAIT, reading).await.unwrap_or_else(|_| panic!("no line {want:?}"));
+        tokio::time::timeout(TIMEOUT, reading).await.unwrap_or_else(|_| panic!("no line {want:?}"));
     }
 }
 
 async fn edit(kubectl: &Session, editor: &str, line: &str) -> String {
     let mut command = kubectl.command(line);
     command.env("KUBE_EDITOR", editor);
-    kubectl.end(command, line).await.text()
+    kubectl.run_command(command, line).await.text()
 }
 
 #[tokio::test]
 async fn from_the_first_apply_to_the_last_delete() {
     let kubectl = Session::start().await;
 
-    // Looking around.
+    // Discovery.
     let resources = kubectl.ok("api-resources --namespaced=true -o wide").await;
     assert!(resources.contains("persistentvolumeclaims") && resources.contains("watch"), "{resources}");
     assert!(kubectl.ok("api-versions").await.lines().any(|line| line == "storage.k8s.io/v1"));
     let explained = kubectl.ok("explain pvc.spec.resources").await;
     assert!(explained.contains("requests"), "{explained}");
 
-    // A List file, twice; a diff before the second change.
+    // Apply a List file twice, then change it, with a diff before the change.
     kubectl.file("team.yaml", TEAM);
     let applied = kubectl.ok("apply -f team.yaml").await;
     assert_eq!(applied.matches(" created").count(), 4, "{applied}");
     assert_eq!(kubectl.ok("apply -f team.yaml").await.matches(" unchanged").count(), 4);
-    let mut other = Follower::start(&kubectl, "get cm settings -n team -w --no-headers");
-    other.until(&["settings", "2"]).await;
+    let mut other = WatchProcess::start(&kubectl, "get cm settings -n team -w --no-headers");
+    other.wait_for_line(&["settings", "2"]).await;
     kubectl.file("team.yaml", &TEAM.replace("shape: round", "shape: round, size: big"));
     let changes = kubectl.run("diff -f team.yaml").await;
     assert!(changes.code == 1 && changes.text().contains("+  size: big"), "{}", changes.text());
     let applied = kubectl.ok("apply -f team.yaml").await;
     assert_eq!((applied.matches(" configured").count(), applied.matches(" unchanged").count()), (1, 3), "{applied}");
     assert_eq!(kubectl.run("diff -f team.yaml").await.code, 0);
-    other.until(&["settings", "3"]).await;
+    other.wait_for_line(&["settings", "3"]).await;
 
     // Reading.
     let listed = kubectl.ok("get pvc,cm -n team -l app=db -o name").await;
@@ -153,7 +152,7 @@ async fn from_the_first_apply_to_the_last_delete() {
     assert!(unchanged.contains("no changes made"), "{unchanged}");
     let data = kubectl.ok("get cm settings -n team -o jsonpath={.data}{.metadata.labels.tier}").await;
     assert_eq!(data, r#"{"b":"2","colour":"blue","shape":"round","size":"big"}iron"#);
-    other.until(&["settings", "4"]).await;
+    other.wait_for_line(&["settings", "4"]).await;
     let refused = kubectl.refused(r#"patch -n team pvc data -p {"spec":{"accessModes":["ReadOnlyMany"]}}"#).await;
     assert!(refused.contains("spec is immutable after creation"), "{refused}");
 
@@ -161,7 +160,7 @@ async fn from_the_first_apply_to_the_last_delete() {
     events(&kubectl).await;
     custom_resources(&kubectl).await;
 
-    // And away.
+    // Deletion.
     kubectl.ok("delete pvc data -n team --wait=false").await;
     assert!(kubectl.ok("get pvc -n team --no-headers").await.contains("Terminating"));
     let waiting = kubectl.run("wait pvc/data -n team --for=delete --timeout=50s");
@@ -172,7 +171,7 @@ async fn from_the_first_apply_to_the_last_delete() {
     assert!(deleted.contains("\"settings\" deleted"), "{deleted}");
     assert!(kubectl.refused("get cm settings -n team").await.contains("NotFound"));
     kubectl.ok("delete sc slow").await;
-    // Nobody empties namespaces here: that is a controller's work.
+    // The namespace stays: no controller runs that deletes its objects.
     kubectl.ok("delete namespace team --wait=false").await;
     let refused = kubectl.refused("create configmap late -n team --from-literal=a=b").await;
     assert!(refused.contains("because it is being terminated"), "{refused}");
@@ -205,8 +204,8 @@ async fn events(kubectl: &Session) {
     let listed = kubectl.ok("get events -n team --field-selector type=Warning --no-headers").await;
     assert!(listed.contains("persistentvolumeclaim/data") && listed.contains("something happened"), "{listed}");
     assert!(kubectl.ok("describe pvc data -n team").await.contains("something happened"));
-    // A command of its own in newer versions.
-    if kubectl.knows("", "List events").await {
+    // Newer versions have the command `events`.
+    if kubectl.supports("", "List events").await {
         let listed = kubectl.ok("events -n team --for pvc/data --types=Warning --no-headers").await;
         assert!(listed.contains("Noted") && listed.contains("something happened"), "{listed}");
     }
@@ -234,5 +233,5 @@ async fn custom_resources(kubectl: &Session) {
     assert_eq!(kubectl.ok("get backup nightly -n team -o jsonpath={.spec.keep}/{.metadata.generation}").await, "7/2");
     assert!(kubectl.ok("describe backup nightly -n team").await.contains("Claim:"));
     kubectl.ok("delete crd backups.example.com").await;
-    assert!(kubectl.refused("get backups -n team").await.contains("the server"), "nothing of the kind is left");
+    assert!(kubectl.refused("get backups -n team").await.contains("the server"), "the kind is not served any more");
 }

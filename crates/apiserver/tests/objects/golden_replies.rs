@@ -1,12 +1,12 @@
-//! The golden shapes on the wire, each by its number in the reference: what a client reads, field by field.
+//! Complete replies and watch events, compared field by field with those of Kubernetes.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use cleat_store::embedded::HistoryLimits;
 use serde_json::{Value, json};
 
-use crate::rows_wire::enveloped;
-use crate::talk::{map, talk, talk_with, version};
+use crate::compatibility_wire::enveloped;
+use crate::test_api::{map, start, start_with, version};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
@@ -23,8 +23,8 @@ fn failure(code: u16, reason: &str, message: &str, details: Value) -> Value {
     status
 }
 
-/// The object without what differs from run to run.
-fn plain(mut object: Value) -> Value {
+/// The object without the fields that differ between runs.
+fn stable_fields(mut object: Value) -> Value {
     let metadata = object["metadata"].as_object_mut().unwrap();
     for field in ["uid", "resourceVersion", "creationTimestamp"] {
         assert!(metadata.remove(field).is_some_and(|v| v.is_string()), "{field}");
@@ -34,10 +34,10 @@ fn plain(mut object: Value) -> Value {
 }
 
 #[tokio::test]
-async fn shape_1_a_streaming_list_of_nothing_and_then_a_create() {
-    let talk = talk().await;
+async fn a_streaming_list_without_objects_sends_its_bookmark_and_then_events() {
+    let api = start().await;
     let query = "allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan&sendInitialEvents=true&timeoutSeconds=421";
-    let mut watch = talk.watch(&format!("{MAPS}?{query}&watch=true")).await;
+    let mut watch = api.watch(&format!("{MAPS}?{query}&watch=true")).await;
     let mark = watch.next().await.unwrap();
     let metadata = json!({
         "resourceVersion": version(&mark["object"]).to_string(),
@@ -45,7 +45,7 @@ async fn shape_1_a_streaming_list_of_nothing_and_then_a_create() {
     });
     let object = json!({ "kind": "ConfigMap", "apiVersion": "v1", "metadata": metadata });
     assert_eq!(mark, json!({ "type": "BOOKMARK", "object": object }));
-    talk.made(MAPS, map("a")).await;
+    api.create(MAPS, map("a")).await;
     let added = watch.next().await.unwrap();
     assert_eq!(added["type"], "ADDED");
     assert!(version(&added["object"]) > version(&mark["object"]));
@@ -53,58 +53,58 @@ async fn shape_1_a_streaming_list_of_nothing_and_then_a_create() {
         "kind": "ConfigMap", "apiVersion": "v1", "metadata": { "name": "a", "namespace": "default" },
         "data": { "k": "v" },
     });
-    assert_eq!(plain(added["object"].clone()), want);
+    assert_eq!(stable_fields(added["object"].clone()), want);
 }
 
 #[tokio::test]
-async fn shape_2_a_watch_from_before_the_history() {
-    let talk = talk_with(|config| config.history = HistoryLimits { events: 5, ..HistoryLimits::default() }).await;
+async fn a_watch_from_an_expired_version_sends_one_error_event() {
+    let api = start_with(|config| config.history = HistoryLimits { events: 5, ..HistoryLimits::default() }).await;
     for i in 0..10 {
-        talk.made(MAPS, map(&format!("m{i}"))).await;
+        api.create(MAPS, map(&format!("m{i}"))).await;
     }
-    let answer = talk.raw("GET", "/api/v1/pods?watch=true&resourceVersion=5", &[], b"").await;
-    assert_eq!((answer.code, answer.header("content-type")), (200, "application/json"));
-    let text = String::from_utf8(answer.body).unwrap();
+    let reply = api.send_raw("GET", "/api/v1/pods?watch=true&resourceVersion=5", &[], b"").await;
+    assert_eq!((reply.code, reply.header("content-type")), (200, "application/json"));
+    let text = String::from_utf8(reply.body).unwrap();
     let mut lines = text.lines();
     let event: Value = serde_json::from_str(lines.next().unwrap()).unwrap();
     let message = event["object"]["message"].as_str().unwrap().to_owned();
     assert!(message.starts_with("too old resource version: 5 ("), "{message}");
     assert_eq!(event, json!({ "type": "ERROR", "object": failure(410, "Expired", &message, Value::Null) }));
-    assert_eq!(lines.next(), None, "and then the stream ends");
+    assert_eq!(lines.next(), None, "the stream ends after the error");
 }
 
 #[tokio::test]
-async fn shape_3_the_two_conflicts() {
-    let talk = talk().await;
+async fn already_exists_and_conflict() {
+    let api = start().await;
     let lease = json!({ "metadata": { "name": "x" } });
-    let made = talk.made(LEASES, lease.clone()).await;
+    let created = api.create(LEASES, lease.clone()).await;
     let details = json!({ "name": "x", "group": "coordination.k8s.io", "kind": "leases" });
-    let (_, exists) = talk.post(LEASES, lease).await;
+    let (_, exists) = api.post(LEASES, lease).await;
     let message = "leases.coordination.k8s.io \"x\" already exists";
     assert_eq!(exists, failure(409, "AlreadyExists", message, details.clone()));
-    let mut stale = made;
+    let mut stale = created;
     stale["metadata"]["resourceVersion"] = "1".into();
-    let (_, conflict) = talk.put(&format!("{LEASES}/x"), stale).await;
+    let (_, conflict) = api.put(&format!("{LEASES}/x"), stale).await;
     let message = "Operation cannot be fulfilled on leases.coordination.k8s.io \"x\": the object has been modified; please \
                    apply your changes to the latest version and try again";
     assert_eq!(conflict, failure(409, "Conflict", message, details));
 }
 
 #[tokio::test]
-async fn shape_4_a_field_that_is_missing() {
-    let talk = talk().await;
+async fn a_missing_required_field() {
+    let api = start().await;
     let claim = json!({ "metadata": { "name": "p" }, "spec": { "resources": { "requests": { "storage": "1Gi" } } } });
     let why = "Required value: at least 1 access mode is required";
     let cause = json!({ "reason": "FieldValueRequired", "message": why, "field": "spec.accessModes" });
     let details = json!({ "name": "p", "kind": "PersistentVolumeClaim", "causes": [cause] });
     let message = format!("PersistentVolumeClaim \"p\" is invalid: spec.accessModes: {why}");
-    assert_eq!(talk.post(CLAIMS, claim).await, (422, failure(422, "Invalid", &message, details)));
+    assert_eq!(api.post(CLAIMS, claim).await, (422, failure(422, "Invalid", &message, details)));
 }
 
 #[tokio::test]
-async fn shape_5_a_version_from_the_future() {
-    let talk = talk().await;
-    talk.made(MAPS, map("a")).await;
+async fn a_resource_version_from_the_future() {
+    let api = start().await;
+    api.create(MAPS, map("a")).await;
     let check = |status: &Value| {
         let message = status["message"].as_str().unwrap().to_owned();
         assert!(message.starts_with("Timeout: Too large resource version: 99999999, current: "), "{message}");
@@ -113,22 +113,22 @@ async fn shape_5_a_version_from_the_future() {
         assert_eq!(*status, failure(504, "Timeout", &message, details));
     };
     for path in [format!("{MAPS}?resourceVersion=99999999"), format!("{MAPS}/a?resourceVersion=99999999")] {
-        let answer = talk.raw("GET", &path, &[], b"").await;
-        assert_eq!((answer.code, answer.header("retry-after")), (504, "1"));
-        check(&serde_json::from_slice(&answer.body).unwrap());
+        let reply = api.send_raw("GET", &path, &[], b"").await;
+        assert_eq!((reply.code, reply.header("retry-after")), (504, "1"));
+        check(&serde_json::from_slice(&reply.body).unwrap());
     }
-    let event = talk.watch(&format!("{MAPS}?watch=1&resourceVersion=99999999")).await.next().await.unwrap();
+    let event = api.watch(&format!("{MAPS}?watch=1&resourceVersion=99999999")).await.next().await.unwrap();
     assert_eq!(event["type"], "ERROR");
     check(&event["object"]);
 }
 
 #[tokio::test]
-async fn shape_6_a_table() {
-    let talk = talk().await;
-    let made = talk.made(MAPS, map("a")).await;
-    let table = talk.table(MAPS).await;
+async fn a_list_as_a_table() {
+    let api = start().await;
+    let created = api.create(MAPS, map("a")).await;
+    let table = api.table(MAPS).await;
     assert_eq!((&table["kind"], &table["apiVersion"]), (&json!("Table"), &json!("meta.k8s.io/v1")));
-    assert!(version(&table) >= version(&made));
+    assert!(version(&table) >= version(&created));
     let columns = table["columnDefinitions"].as_array().unwrap();
     let described: Vec<_> = columns
         .iter()
@@ -145,52 +145,52 @@ async fn shape_6_a_table() {
     assert_eq!((&row["cells"][0], &row["cells"][1]), (&json!("a"), &json!(1)));
     assert!(row["cells"][2].as_str().unwrap().ends_with('s'), "{row}");
     let mut object = row["object"].clone();
-    assert_eq!(version(&object), version(&made));
+    assert_eq!(version(&object), version(&created));
     object["metadata"]["managedFields"].take();
     let want = json!({
         "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
         "metadata": { "name": "a", "namespace": "default" },
     });
-    assert_eq!(plain(object), want);
+    assert_eq!(stable_fields(object), want);
 }
 
 #[tokio::test]
-async fn shape_7_what_deletion_answers() {
-    let talk = talk().await;
-    let made = talk.made(MAPS, map("a")).await;
-    let details = json!({ "name": "a", "kind": "configmaps", "uid": made["metadata"]["uid"] });
+async fn replies_to_deletion() {
+    let api = start().await;
+    let created = api.create(MAPS, map("a")).await;
+    let details = json!({ "name": "a", "kind": "configmaps", "uid": created["metadata"]["uid"] });
     let success =
         json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details });
-    assert_eq!(talk.delete(&format!("{MAPS}/a")).await, (200, success));
+    assert_eq!(api.delete(&format!("{MAPS}/a")).await, (200, success));
     let spec = json!({ "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } });
-    let made = talk.made(CLAIMS, json!({ "metadata": { "name": "c" }, "spec": spec })).await;
-    let (code, waiting) = talk.delete(&format!("{CLAIMS}/c")).await;
+    let created = api.create(CLAIMS, json!({ "metadata": { "name": "c" }, "spec": spec })).await;
+    let (code, waiting) = api.delete(&format!("{CLAIMS}/c")).await;
     assert_eq!((code, &waiting["kind"]), (200, &json!("PersistentVolumeClaim")));
-    assert_eq!(waiting["metadata"]["uid"], made["metadata"]["uid"]);
+    assert_eq!(waiting["metadata"]["uid"], created["metadata"]["uid"]);
     assert!(waiting["metadata"]["deletionTimestamp"].is_string());
     assert_eq!(waiting["metadata"]["deletionGracePeriodSeconds"], 0);
 }
 
 #[tokio::test]
-async fn shape_8_a_lease_in_protobuf_byte_for_byte() {
-    let talk = talk().await;
+async fn a_lease_in_protobuf_byte_for_byte() {
+    let api = start().await;
     let body = enveloped("coordination.k8s.io/v1", "Lease", b"\x0a\x03\x0a\x01x\x12\x04\x0a\x02me");
     let want = b"\x6b\x38\x73\x00\x0a\x1f\x0a\x16coordination.k8s.io/v1\x12\x05Lease\
         \x12\x0b\x0a\x03\x0a\x01x\x12\x04\x0a\x02me\x1a\x00\x22\x00";
     assert_eq!(body, want);
     let media = [("content-type", "application/vnd.kubernetes.protobuf")];
-    let answer = talk.raw("POST", LEASES, &media, &body).await;
-    let made: Value = serde_json::from_slice(&answer.body).unwrap();
-    assert_eq!((answer.code, &made["spec"]), (201, &json!({ "holderIdentity": "me" })));
+    let reply = api.send_raw("POST", LEASES, &media, &body).await;
+    let created: Value = serde_json::from_slice(&reply.body).unwrap();
+    assert_eq!((reply.code, &created["spec"]), (201, &json!({ "holderIdentity": "me" })));
 }
 
 #[tokio::test]
-async fn shape_9_the_openapi_that_kubectl_looks_for() {
-    let talk = talk().await;
-    let (_, index) = talk.get("/openapi/v3").await;
+async fn openapi_v3_has_what_kubectl_reads() {
+    let api = start().await;
+    let (_, index) = api.get("/openapi/v3").await;
     let url = index["paths"]["api/v1"]["serverRelativeURL"].as_str().unwrap();
     assert!(url.starts_with("/openapi/v3/api/v1?hash="), "{url}");
-    let (_, document) = talk.get(url).await;
+    let (_, document) = api.get(url).await;
     assert!(document["openapi"].as_str().unwrap().starts_with("3.0"));
     let patch = &document["paths"]["/api/v1/namespaces/{namespace}/configmaps/{name}"]["patch"];
     let kind = json!({ "group": "", "version": "v1", "kind": "ConfigMap" });
@@ -207,11 +207,11 @@ async fn shape_9_the_openapi_that_kubectl_looks_for() {
 }
 
 #[tokio::test]
-async fn shape_10_a_continue_token_and_its_end() {
-    let talk = talk_with(|config| config.history = HistoryLimits { events: 5, ..HistoryLimits::default() }).await;
-    talk.made(MAPS, map("a")).await;
-    talk.made(MAPS, map("b")).await;
-    let (_, page) = talk.get(&format!("{MAPS}?limit=1")).await;
+async fn a_continue_token_and_its_expiry() {
+    let api = start_with(|config| config.history = HistoryLimits { events: 5, ..HistoryLimits::default() }).await;
+    api.create(MAPS, map("a")).await;
+    api.create(MAPS, map("b")).await;
+    let (_, page) = api.get(&format!("{MAPS}?limit=1")).await;
     let decoded = |token: &Value| -> Value {
         let bytes = BASE64_URL_SAFE_NO_PAD.decode(token.as_str().unwrap()).unwrap();
         serde_json::from_slice(&bytes).unwrap()
@@ -220,27 +220,27 @@ async fn shape_10_a_continue_token_and_its_end() {
     let want = json!({ "v": "meta.k8s.io/v1", "rv": version(&page), "start": "default/a\u{0}" });
     assert_eq!(decoded(token), want);
     for i in 0..10 {
-        talk.made(MAPS, map(&format!("later{i}"))).await;
+        api.create(MAPS, map(&format!("later{i}"))).await;
     }
-    let (code, expired) = talk.get(&format!("{MAPS}?limit=1&continue={}", token.as_str().unwrap())).await;
+    let (code, expired) = api.get(&format!("{MAPS}?limit=1&continue={}", token.as_str().unwrap())).await;
     assert_eq!((code, &expired["reason"]), (410, &json!("Expired")));
     let fresh = &expired["metadata"]["continue"];
     assert_eq!(decoded(fresh), json!({ "v": "meta.k8s.io/v1", "rv": -1, "start": "default/a\u{0}" }));
-    let (code, next) = talk.get(&format!("{MAPS}?limit=1&continue={}", fresh.as_str().unwrap())).await;
+    let (code, next) = api.get(&format!("{MAPS}?limit=1&continue={}", fresh.as_str().unwrap())).await;
     assert_eq!((code, &next["items"][0]["metadata"]["name"]), (200, &json!("b")));
 }
 
 #[tokio::test]
-async fn shape_11_what_a_selector_makes_of_a_change() {
-    let talk = talk().await;
-    let (_, list) = talk.get(MAPS).await;
-    let mut watch = talk.watch(&format!("{MAPS}?watch=1&labelSelector=a%3Db&resourceVersion={}", version(&list))).await;
+async fn events_of_a_watch_with_a_selector() {
+    let api = start().await;
+    let (_, list) = api.get(MAPS).await;
+    let mut watch = api.watch(&format!("{MAPS}?watch=1&labelSelector=a%3Db&resourceVersion={}", version(&list))).await;
     let path = format!("{MAPS}/m");
     let label = |value: Value, data: &str| json!({ "metadata": { "labels": { "a": value } }, "data": { "k": data } });
-    talk.made(MAPS, map("m")).await;
+    api.create(MAPS, map("m")).await;
     let mut want = Vec::new();
-    // Outside, in, inside, out, and outside again.
-    for (change, seen) in [
+    // Not matching, starts to match, matching, stops to match, not matching, starts to match.
+    for (change, expected) in [
         (label(json!("x"), "1"), None),
         (label(json!("b"), "2"), Some(("ADDED", "2"))),
         (label(json!("b"), "3"), Some(("MODIFIED", "3"))),
@@ -248,16 +248,16 @@ async fn shape_11_what_a_selector_makes_of_a_change() {
         (label(json!("d"), "5"), None),
         (label(json!("b"), "6"), Some(("ADDED", "6"))),
     ] {
-        let (_, now) = talk.patch(&path, change).await;
-        want.extend(seen.map(|(name, data)| (name.to_owned(), data.to_owned(), version(&now))));
+        let (_, now) = api.patch(&path, change).await;
+        want.extend(expected.map(|(name, data)| (name.to_owned(), data.to_owned(), version(&now))));
     }
-    let (_, last) = talk.get(&path).await;
-    talk.delete(&path).await;
-    talk.made(MAPS, map("n")).await;
-    talk.delete(&format!("{MAPS}/n")).await;
+    let (_, last) = api.get(&path).await;
+    api.delete(&path).await;
+    api.create(MAPS, map("n")).await;
+    api.delete(&format!("{MAPS}/n")).await;
     let mut end = map("end");
     end["metadata"]["labels"] = json!({ "a": "b" });
-    talk.made(MAPS, end).await;
+    api.create(MAPS, end).await;
     for (name, data, at) in want {
         let event = watch.next().await.unwrap();
         assert_eq!((event["type"].as_str().unwrap(), event["object"]["data"]["k"].as_str().unwrap()), (&*name, &*data));
@@ -266,5 +266,5 @@ async fn shape_11_what_a_selector_makes_of_a_change() {
     let event = watch.next().await.unwrap();
     assert_eq!((&event["type"], &event["object"]["data"]["k"]), (&json!("DELETED"), &json!("6")));
     assert!(version(&event["object"]) > version(&last), "a deletion has a version of its own");
-    assert_eq!(watch.next().await.unwrap()["object"]["metadata"]["name"], "end", "of the other nothing was seen");
+    assert_eq!(watch.next().await.unwrap()["object"]["metadata"]["name"], "end", "the other object never matched");
 }

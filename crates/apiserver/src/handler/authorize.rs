@@ -1,4 +1,5 @@
-//! The check that every request passes before its body is read: what it asks for, and whether the caller may do it.
+//! Authorization of every request, before its body is read: derives the verb and the resource from method, path and query,
+//! applies impersonation, and checks the caller's rights.
 
 use std::sync::Arc;
 
@@ -10,16 +11,16 @@ use cleat_auth::request_info::{RequestInfo, ResourcePath};
 use http::request::Parts;
 use http::{HeaderMap, Method};
 
-use crate::api::Api;
 use crate::http::query::Query;
 use crate::http::route::Route;
 use crate::review;
+use crate::state::ServerState;
 
-/// Reads from a request what it asks for.
-pub(crate) fn request_info(api: &Api, parts: &Parts, route: &Route, query: &Query) -> RequestInfo {
+/// The verb, the resource and the field selector of a request.
+pub(crate) fn request_info(state: &ServerState, parts: &Parts, route: &Route, query: &Query) -> RequestInfo {
     let fields = query.get("fieldSelector").unwrap_or_default().to_owned();
     let target = match route {
-        Route::Resource(target) => Some(named(target, &fields)),
+        Route::Resource(target) => Some(with_selected_name(target, &fields)),
         _ => None,
     };
     let verb = match &target {
@@ -27,14 +28,14 @@ pub(crate) fn request_info(api: &Api, parts: &Parts, route: &Route, query: &Quer
         None => path_verb(&parts.method),
     };
     let known = target.as_ref().is_some_and(|t| {
-        api.kinds().find(&t.group, &t.version, &t.plural).is_some()
+        state.kinds().find(&t.group, &t.version, &t.plural).is_some()
             || review::find(&t.group, &t.version, &t.plural).is_some()
     });
     RequestInfo { verb, uri: parts.uri.clone(), target, fields, known }
 }
 
-/// A list or watch of one name is about that name.
-fn named(target: &Arc<ResourcePath>, fields: &str) -> Arc<ResourcePath> {
+/// Adds the name that the field selector of a list or watch requires: rights for one name cover such requests.
+fn with_selected_name(target: &Arc<ResourcePath>, fields: &str) -> Arc<ResourcePath> {
     let name = || selector::required(fields, "metadata.name").filter(|n| !n.is_empty());
     match target.name.is_none().then(name).flatten() {
         Some(name) => Arc::new(ResourcePath { name: Some(name), ..ResourcePath::clone(target) }),
@@ -42,7 +43,7 @@ fn named(target: &Arc<ResourcePath>, fields: &str) -> Arc<ResourcePath> {
     }
 }
 
-/// Does the path itself name no object? What a selector names does not change what the path is.
+/// Returns true if the path names no object. A name in a selector does not count.
 fn is_collection(route: &Route) -> bool {
     matches!(route, Route::Resource(target) if target.name.is_none())
 }
@@ -74,16 +75,16 @@ fn path_verb(method: &Method) -> &'static str {
     }
 }
 
-/// Whom the request is to be carried out for, if they may do what it asks. A stranger that may not is told to say who
-/// it is.
-pub(crate) async fn admit(
-    api: &Api,
+/// Checks the rights of the caller, or of the user that it impersonates, and returns that user. An anonymous caller without
+/// the right gets 401 Unauthorized, so that clients authenticate.
+pub(crate) async fn authorize(
+    state: &ServerState,
     caller: Arc<Caller>,
     headers: &HeaderMap,
-    asked: &RequestInfo,
+    info: &RequestInfo,
 ) -> Result<Arc<Caller>, ApiError> {
-    let caller = impersonate::effective(&api.security.authorizer, caller, headers).await?;
-    match api.security.authorizer.require(&caller, &asked.attributes()).await {
+    let caller = impersonate::effective(&state.security.authorizer, caller, headers).await?;
+    match state.security.authorizer.require(&caller, &info.attributes()).await {
         Err(_) if caller.name == ANONYMOUS => Err(ApiError::Unauthorized),
         other => other.map(|()| caller),
     }
@@ -95,7 +96,7 @@ mod tests {
     use crate::http::route;
 
     #[test]
-    fn methods_and_paths_become_verbs() {
+    fn verbs_follow_from_method_path_and_query() {
         for (method, uri, want) in [
             (Method::GET, "/api/v1/pods", ("list", None)),
             (Method::GET, "/api/v1/pods?watch=1", ("watch", None)),
@@ -115,7 +116,7 @@ mod tests {
             let route = route::parse(uri.path());
             let Route::Resource(target) = &route else { panic!("{uri}") };
             let query = Query::parse(uri.query());
-            let target = named(target, query.get("fieldSelector").unwrap_or_default());
+            let target = with_selected_name(target, query.get("fieldSelector").unwrap_or_default());
             let verb = resource_verb(&method, is_collection(&route), &query);
             assert_eq!((verb, target.name.as_deref()), want, "{method} {uri}");
         }
