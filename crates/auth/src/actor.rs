@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use crate::authenticate::Caller;
 
-/// Every function that stores an object takes an actor. There is no default: code that writes must say for whom.
+/// Every function that stores or deletes an object takes an actor. There is no default: code that writes must say for
+/// whom it writes.
 #[derive(Clone, Debug)]
 pub enum Actor {
     /// The client whose request is being carried out, with the verb the request was authorized for.
     Client { caller: Arc<Caller>, verb: &'static str },
-    /// The server itself. Its writes are not checked by write authorization.
+    /// The server itself. Write authorization does not check its writes.
     Server,
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::Uri;
 
-use crate::authorize::{Attributes, What};
+use crate::authorize::{Attributes, RequestTarget};
 
 /// The resource that a request path names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,38 +17,42 @@ pub struct ResourcePath {
     pub subresource: Option<String>,
 }
 
-/// What a request asks for, in the words that authorization, audit and metrics share.
+/// The parsed head of a request: its verb and its target.
 pub struct RequestInfo {
     pub verb: &'static str,
     pub uri: Uri,
-    /// The resource, with the name a field selector stands for; nothing for other paths.
+    /// The resource of the path. If the path names no object but the field selector requires one `metadata.name`, that
+    /// name is the target's name. `None` for paths that are not of resources.
     pub target: Option<Arc<ResourcePath>>,
-    /// The field selector of a list or watch.
-    pub fields: String,
-    /// Is the resource one that is served? Only those appear in metrics.
-    pub known: bool,
+    /// The field selector of a list or watch. Empty if there is none.
+    pub field_selector: String,
+    /// True if the server serves the resource. Metrics have labels only for those, so that clients cannot create new
+    /// label values.
+    pub is_served: bool,
 }
 
 impl RequestInfo {
-    /// Group and resource as metrics name them.
-    pub fn labels(&self) -> (String, String) {
-        match self.target.as_deref().filter(|_| self.known) {
+    /// The labels `group` and `resource` of metrics. Both are empty for paths and for resources that are not served.
+    pub fn metric_labels(&self) -> (String, String) {
+        match self.target.as_deref().filter(|_| self.is_served) {
             Some(ResourcePath { group, plural, subresource: None, .. }) => (group.clone(), plural.clone()),
-            Some(ResourcePath { group, plural, subresource: Some(sub), .. }) => {
-                (group.clone(), format!("{plural}/{sub}"))
+            Some(ResourcePath { group, plural, subresource: Some(subresource), .. }) => {
+                (group.clone(), format!("{plural}/{subresource}"))
             }
             None => (String::new(), String::new()),
         }
     }
 
+    /// The attributes on which authorization decides.
     pub fn attributes(&self) -> Attributes<'_> {
-        let what = match &self.target {
-            None => What::Path(self.uri.path()),
+        let target = match &self.target {
+            None => RequestTarget::Path(self.uri.path()),
             Some(target) => {
                 let name = target.name.as_deref().unwrap_or_default();
-                // A namespace is inside itself, so that a role in it can be about it.
+                // A Namespace object counts as being in the namespace of its own name: a role there can grant access
+                // to it.
                 let is_namespace = target.plural == "namespaces" && target.group.is_empty() && !name.is_empty();
-                What::Resource {
+                RequestTarget::Resource {
                     group: &target.group,
                     plural: &target.plural,
                     subresource: target.subresource.as_deref().unwrap_or_default(),
@@ -57,6 +61,6 @@ impl RequestInfo {
                 }
             }
         };
-        Attributes { verb: self.verb, what, fields: &self.fields }
+        Attributes { verb: self.verb, target, field_selector: &self.field_selector }
     }
 }

@@ -1,31 +1,33 @@
-//! What one rule allows, and whether some rules allow all that another does. Pure.
+//! What one policy rule allows, and which parts of some rules other rules do not cover. Pure.
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
 
-use super::{Attributes, What};
+use super::{Attributes, RequestTarget};
 
 const ALL: &str = "*";
 
-pub fn allows(rule: &PolicyRule, asked: &Attributes<'_>) -> bool {
-    if !has(&rule.verbs, asked.verb) {
+/// Does the rule allow the request? The namespace is not part of a rule: the caller has checked it.
+pub fn allows(rule: &PolicyRule, attributes: &Attributes<'_>) -> bool {
+    if !contains(&rule.verbs, attributes.verb) {
         return false;
     }
-    match asked.what {
-        What::Path(path) => list(&rule.non_resource_urls).iter().any(|url| covers_path(url, path)),
-        What::Resource { group, plural, subresource, name, .. } => {
-            let names = list(&rule.resource_names);
-            has(list(&rule.api_groups), group)
-                && list(&rule.resources).iter().any(|r| covers_resource(r, plural, subresource))
+    match attributes.target {
+        RequestTarget::Path(path) => strings(&rule.non_resource_urls).iter().any(|url| covers_path(url, path)),
+        RequestTarget::Resource { group, plural, subresource, name, .. } => {
+            let names = strings(&rule.resource_names);
+            contains(strings(&rule.api_groups), group)
+                && strings(&rule.resources).iter().any(|r| covers_resource(r, plural, subresource))
                 && (names.is_empty() || (!name.is_empty() && names.iter().any(|n| n == name)))
         }
     }
 }
 
-fn list(values: &Option<Vec<String>>) -> &[String] {
+fn strings(values: &Option<Vec<String>>) -> &[String] {
     values.as_deref().unwrap_or_default()
 }
 
-fn has(values: &[String], wanted: &str) -> bool {
+/// Is the value, or `*`, among the values of a rule?
+fn contains(values: &[String], wanted: &str) -> bool {
     values.iter().any(|v| v == ALL || v == wanted)
 }
 
@@ -33,21 +35,21 @@ fn covers_path(url: &str, path: &str) -> bool {
     url == ALL || url == path || url.strip_suffix(ALL).is_some_and(|prefix| path.starts_with(prefix))
 }
 
-/// `pods` is not `pods/status`; `*` is both, and `*/status` every status.
+/// `pods` does not cover `pods/status`, `*` covers both, and `*/status` covers the status of every resource.
 fn covers_resource(rule: &str, plural: &str, subresource: &str) -> bool {
     if rule == ALL {
         return true;
     }
     match rule.split_once('/') {
-        Some((resource, sub)) => {
-            !subresource.is_empty() && sub == subresource && (resource == ALL || resource == plural)
+        Some((resource, rule_subresource)) => {
+            !subresource.is_empty() && rule_subresource == subresource && (resource == ALL || resource == plural)
         }
         None => subresource.is_empty() && rule == plural,
     }
 }
 
-/// The rules of those who may do everything.
-pub fn everything() -> Vec<PolicyRule> {
+/// Rules that allow every verb on every resource and path.
+pub fn full_access() -> Vec<PolicyRule> {
     let all = || vec![ALL.to_owned()];
     vec![
         PolicyRule { api_groups: Some(all()), resources: Some(all()), verbs: all(), ..PolicyRule::default() },
@@ -55,65 +57,72 @@ pub fn everything() -> Vec<PolicyRule> {
     ]
 }
 
-/// The parts of `wanted` that nothing in `held` covers; each part is one verb on one resource or path.
-pub fn missing(held: &[PolicyRule], wanted: &[PolicyRule]) -> Vec<PolicyRule> {
-    let parts = wanted.iter().flat_map(atoms);
-    parts.filter(|atom| !held.iter().any(|rule| covers(rule, atom))).collect()
+/// The parts of `wanted` that no single rule of `held` covers. Each part is one verb on one resource, resource name or
+/// path.
+pub fn uncovered(held: &[PolicyRule], wanted: &[PolicyRule]) -> Vec<PolicyRule> {
+    let parts = wanted.iter().flat_map(split);
+    parts.filter(|part| !held.iter().any(|rule| covers(rule, part))).collect()
 }
 
-fn atoms(rule: &PolicyRule) -> Vec<PolicyRule> {
+/// Splits a rule into rules with one verb and one resource, resource name or path each.
+fn split(rule: &PolicyRule) -> Vec<PolicyRule> {
     let one = |value: &String| Some(vec![value.clone()]);
-    let mut out = Vec::new();
+    let mut parts = Vec::new();
     for verb in &rule.verbs {
         let verbs = vec![verb.clone()];
-        for url in list(&rule.non_resource_urls) {
-            out.push(PolicyRule { non_resource_urls: one(url), verbs: verbs.clone(), ..PolicyRule::default() });
+        for url in strings(&rule.non_resource_urls) {
+            parts.push(PolicyRule { non_resource_urls: one(url), verbs: verbs.clone(), ..PolicyRule::default() });
         }
-        for group in list(&rule.api_groups) {
-            for resource in list(&rule.resources) {
+        for group in strings(&rule.api_groups) {
+            for resource in strings(&rule.resources) {
                 let base = PolicyRule {
                     api_groups: one(group),
                     resources: one(resource),
                     verbs: verbs.clone(),
                     ..PolicyRule::default()
                 };
-                match list(&rule.resource_names) {
-                    [] => out.push(base),
+                match strings(&rule.resource_names) {
+                    [] => parts.push(base),
                     names => {
-                        out.extend(names.iter().map(|n| PolicyRule { resource_names: one(n), ..base.clone() }));
+                        parts.extend(names.iter().map(|n| PolicyRule { resource_names: one(n), ..base.clone() }));
                     }
                 }
             }
         }
     }
-    out
+    parts
 }
 
-fn covers(rule: &PolicyRule, atom: &PolicyRule) -> bool {
-    let all = |held: &[String], wanted: &[String]| wanted.iter().all(|w| has(held, w));
-    let resources = list(&atom.resources).iter().all(|wanted| {
-        let (plural, sub) = wanted.split_once('/').unwrap_or((wanted, ""));
-        list(&rule.resources).iter().any(|r| r == wanted || covers_resource(r, plural, sub))
+/// Does the rule allow everything that the part allows?
+fn covers(rule: &PolicyRule, part: &PolicyRule) -> bool {
+    let all = |held: &[String], wanted: &[String]| wanted.iter().all(|w| contains(held, w));
+    let resources = strings(&part.resources).iter().all(|wanted| {
+        let (plural, subresource) = wanted.split_once('/').unwrap_or((wanted, ""));
+        strings(&rule.resources).iter().any(|r| r == wanted || covers_resource(r, plural, subresource))
     });
-    let names = match (list(&rule.resource_names), list(&atom.resource_names)) {
+    let names = match (strings(&rule.resource_names), strings(&part.resource_names)) {
         ([], _) => true,
         (_, []) => false,
         (held, wanted) => wanted.iter().all(|w| held.contains(w)),
     };
-    let paths = list(&atom.non_resource_urls)
+    let paths = strings(&part.non_resource_urls)
         .iter()
-        .all(|wanted| list(&rule.non_resource_urls).iter().any(|url| covers_path(url, wanted)));
-    all(&rule.verbs, &atom.verbs) && all(list(&rule.api_groups), list(&atom.api_groups)) && resources && names && paths
+        .all(|wanted| strings(&rule.non_resource_urls).iter().any(|url| covers_path(url, wanted)));
+    all(&rule.verbs, &part.verbs)
+        && all(strings(&rule.api_groups), strings(&part.api_groups))
+        && resources
+        && names
+        && paths
 }
 
-/// A rule as the refusal of a grant shows it.
-pub fn shown(rule: &PolicyRule) -> String {
+/// The rule in the form that an error about a refused grant contains.
+pub fn format_rule(rule: &PolicyRule) -> String {
     let mut parts = Vec::new();
     for (label, values) in [
-        ("APIGroups", list(&rule.api_groups)),
-        ("Resources", list(&rule.resources)),
-        ("ResourceNames", list(&rule.resource_names)),
-        ("NonResourceURLs", list(&rule.non_resource_urls)),
+        ("APIGroups", strings(&rule.api_groups)),
+        ("Resources", strings(&rule.resources)),
+        ("ResourceNames", strings(&rule.resource_names)),
+        ("NonResourceURLs", strings(&rule.non_resource_urls)),
         ("Verbs", &rule.verbs),
     ] {
         if !values.is_empty() {
@@ -134,14 +143,19 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_allows_what_it_names_and_nothing_beside() {
+    fn a_rule_allows_what_it_names_and_nothing_else() {
         let pods = json!({ "apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"] });
         let named = json!({ "apiGroups": [""], "resources": ["pods"], "verbs": ["*"], "resourceNames": ["a"] });
         let status = json!({ "apiGroups": ["*"], "resources": ["*/status"], "verbs": ["update"] });
         let all = json!({ "apiGroups": ["*"], "resources": ["*"], "verbs": ["*"] });
-        let resource =
-            |plural, subresource, name| What::Resource { group: "", plural, subresource, namespace: None, name };
-        for (case, value, verb, what, want) in [
+        let resource = |plural, subresource, name| RequestTarget::Resource {
+            group: "",
+            plural,
+            subresource,
+            namespace: None,
+            name,
+        };
+        for (case, value, verb, target, want) in [
             ("the verb and the resource", &pods, "get", resource("pods", "", "p"), true),
             ("another verb", &pods, "delete", resource("pods", "", "p"), false),
             ("a subresource is not its resource", &pods, "get", resource("pods", "log", "p"), false),
@@ -149,7 +163,7 @@ mod tests {
                 "another group",
                 &pods,
                 "get",
-                What::Resource { group: "x", plural: "pods", subresource: "", namespace: None, name: "" },
+                RequestTarget::Resource { group: "x", plural: "pods", subresource: "", namespace: None, name: "" },
                 false,
             ),
             ("the name", &named, "get", resource("pods", "", "a"), true),
@@ -158,18 +172,18 @@ mod tests {
             ("every status", &status, "update", resource("nodes", "status", "n"), true),
             ("but not the object", &status, "update", resource("nodes", "", "n"), false),
             ("everything", &all, "get", resource("pods", "log", "p"), true),
-            ("but no path", &all, "get", What::Path("/metrics"), false),
+            ("but no path", &all, "get", RequestTarget::Path("/metrics"), false),
         ] {
-            assert_eq!(allows(&rule(value.clone()), &Attributes::new(verb, what)), want, "{case}");
+            assert_eq!(allows(&rule(value.clone()), &Attributes::new(verb, target)), want, "{case}");
         }
         let paths = rule(json!({ "nonResourceURLs": ["/version", "/health/*"], "verbs": ["get"] }));
         for (path, want) in [("/version", true), ("/version/x", false), ("/health/a", true), ("/healthz", false)] {
-            assert_eq!(allows(&paths, &Attributes::new("get", What::Path(path))), want, "{path}");
+            assert_eq!(allows(&paths, &Attributes::new("get", RequestTarget::Path(path))), want, "{path}");
         }
     }
 
     #[test]
-    fn only_what_is_held_can_be_given() {
+    fn parts_that_are_not_held_are_uncovered() {
         let held = [
             rule(json!({ "apiGroups": [""], "resources": ["pods", "*/status"], "verbs": ["get", "list"] })),
             rule(json!({ "apiGroups": [""], "resources": ["secrets"], "verbs": ["get"], "resourceNames": ["a"] })),
@@ -191,8 +205,8 @@ mod tests {
             ("a path below", json!({ "nonResourceURLs": ["/health/x"], "verbs": ["get"] }), 0),
             ("all paths", json!({ "nonResourceURLs": ["*"], "verbs": ["get"] }), 1),
         ] {
-            assert_eq!(missing(&held, &[rule(wanted.clone())]).len(), count, "{case}");
-            assert_eq!(missing(&everything(), &[rule(wanted)]), [], "{case}: who holds everything can give it");
+            assert_eq!(uncovered(&held, &[rule(wanted.clone())]).len(), count, "{case}");
+            assert_eq!(uncovered(&full_access(), &[rule(wanted)]), [], "{case}: full access covers it");
         }
     }
 }
