@@ -1,4 +1,5 @@
-//! Admission: the rules about an object that need to look at other objects. Runs before the kind's own validation.
+//! Admission: rules that read other objects, and defaults that the kind's own strategy does not set. Runs before the
+//! kind's validation.
 
 use cleat_api::claim::default_class;
 use cleat_api::well_known::{annotation, finalizer, taint};
@@ -10,16 +11,17 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::state::ServerState;
-use cleat_apimachinery::error::{ApiError, Cause};
+use cleat_apimachinery::error::{ApiError, StatusCause};
 use cleat_apimachinery::kind::{Kind, Object, typed, typed_mut};
 
 const NAMESPACES: &str = "/registry/namespaces/";
-const ACCOUNTS: &str = "/registry/serviceaccounts/";
+const SERVICE_ACCOUNTS: &str = "/registry/serviceaccounts/";
 const STORAGE_CLASSES: &str = "/registry/storageclasses/";
-/// Namespaces that a cluster cannot be without.
-const IMMORTAL: [&str; 3] = ["default", "kube-system", "kube-public"];
+const DEFAULT_TOLERATION_SECONDS: i64 = 300;
+/// Namespaces that may not be deleted.
+const PERMANENT_NAMESPACES: [&str; 3] = ["default", "kube-system", "kube-public"];
 
-pub(crate) async fn create(api: &ServerState, kind: &dyn Kind, object: &mut dyn Object) -> Result<(), ApiError> {
+pub(crate) async fn admit_create(api: &ServerState, kind: &dyn Kind, object: &mut dyn Object) -> Result<(), ApiError> {
     let d = kind.descriptor();
     if let Some(namespace) = object.meta().namespace.clone() {
         check_namespace(api, kind, object, &namespace).await?;
@@ -27,21 +29,22 @@ pub(crate) async fn create(api: &ServerState, kind: &dyn Kind, object: &mut dyn 
     match (d.group.as_str(), d.plural.as_str()) {
         ("", "persistentvolumeclaims") => {
             set_default_class(api, typed_mut(object)).await?;
-            protect(object, finalizer::PVC_PROTECTION);
+            add_finalizer(object, finalizer::PVC_PROTECTION);
         }
-        ("", "persistentvolumes") => protect(object, finalizer::PV_PROTECTION),
-        ("storage.k8s.io", "volumeattributesclasses") => protect(object, finalizer::VAC_PROTECTION),
-        ("", "nodes") => taint_unready(typed_mut(object)),
+        ("", "persistentvolumes") => add_finalizer(object, finalizer::PV_PROTECTION),
+        ("storage.k8s.io", "volumeattributesclasses") => add_finalizer(object, finalizer::VAC_PROTECTION),
+        ("", "nodes") => taint_not_ready(typed_mut(object)),
         ("", "pods") => {
-            complete_pod(typed_mut(object));
-            check_account(api, kind, typed(object)).await?;
+            set_pod_defaults(typed_mut(object));
+            check_service_account(api, kind, typed(object)).await?;
         }
         _ => {}
     }
     Ok(())
 }
 
-pub(crate) async fn update(
+/// Runs for updates of the main resource, not for those of subresources.
+pub(crate) async fn admit_update(
     api: &ServerState,
     kind: &dyn Kind,
     new: &mut dyn Object,
@@ -51,33 +54,34 @@ pub(crate) async fn update(
     match (d.group.as_str(), d.plural.as_str()) {
         ("", "persistentvolumeclaims") => check_expansion(api, kind, typed(new), typed(old)).await,
         ("", "pods") => {
-            tolerate_failing_nodes(typed_mut::<Pod>(new).spec.get_or_insert_default());
+            add_not_ready_tolerations(typed_mut::<Pod>(new).spec.get_or_insert_default());
             Ok(())
         }
         _ => Ok(()),
     }
 }
 
-pub(crate) fn delete(at: ObjectAddress<'_>) -> Result<(), ApiError> {
+pub(crate) fn admit_delete(at: ObjectAddress<'_>) -> Result<(), ApiError> {
     let d = at.descriptor();
-    if d.plural == "namespaces" && d.group.is_empty() && IMMORTAL.contains(&at.name) {
+    if d.plural == "namespaces" && d.group.is_empty() && PERMANENT_NAMESPACES.contains(&at.name) {
         return Err(ApiError::forbidden(d, at.name, "this namespace may not be deleted"));
     }
     Ok(())
 }
 
-/// Of an object only whether it is being deleted: asked with every create, and cheap this way.
+/// Whether an object is being deleted. The other fields are not decoded: the namespace is read with every create.
 #[derive(Deserialize)]
-struct Ending {
-    metadata: EndingMeta,
+struct DeletionState {
+    metadata: DeletionMetadata,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct EndingMeta {
+struct DeletionMetadata {
     deletion_timestamp: Option<IgnoredAny>,
 }
 
+/// Objects are created only in namespaces that exist and are not being deleted.
 async fn check_namespace(
     api: &ServerState,
     kind: &dyn Kind,
@@ -89,8 +93,8 @@ async fn check_namespace(
         ApiError::NotFound { resource, name: namespace.into() }
     };
     let entry = api.store.get(&format!("{NAMESPACES}{namespace}")).await?.ok_or_else(missing)?;
-    let found: Ending = serde_json::from_slice(&entry.value).map_err(|e| ApiError::Internal(e.to_string()))?;
-    if found.metadata.deletion_timestamp.is_none() {
+    let state: DeletionState = serde_json::from_slice(&entry.value).map_err(|e| ApiError::Internal(e.to_string()))?;
+    if state.metadata.deletion_timestamp.is_none() {
         return Ok(());
     }
     let name = object.meta().name.clone().unwrap_or_default();
@@ -98,7 +102,7 @@ async fn check_namespace(
         resource: kind.descriptor().resource(),
         name,
         why: format!("unable to create new content in namespace {namespace} because it is being terminated"),
-        cause: Some(Box::new(Cause {
+        cause: Some(Box::new(StatusCause {
             reason: "NamespaceTerminating",
             message: format!("namespace {namespace} is being terminated"),
             field: "metadata.namespace",
@@ -106,37 +110,39 @@ async fn check_namespace(
     })
 }
 
-async fn classes(api: &ServerState) -> Result<Vec<StorageClass>, ApiError> {
+async fn storage_classes(api: &ServerState) -> Result<Vec<StorageClass>, ApiError> {
     let snapshot = api.store.list(Range { prefix: STORAGE_CLASSES, ..Range::default() }).await?;
     Ok(snapshot.entries().filter_map(|e| serde_json::from_slice(&e.value).ok()).collect())
 }
 
+/// Sets the default StorageClass, if there is one, on a claim that names no class.
 async fn set_default_class(api: &ServerState, claim: &mut PersistentVolumeClaim) -> Result<(), ApiError> {
-    let annotated = claim.metadata.annotations.as_ref().is_some_and(|a| a.contains_key(annotation::STORAGE_CLASS_BETA));
+    let has_annotation =
+        claim.metadata.annotations.as_ref().is_some_and(|a| a.contains_key(annotation::STORAGE_CLASS_BETA));
     let spec = claim.spec.get_or_insert_default();
-    if annotated || spec.storage_class_name.is_some() {
+    if has_annotation || spec.storage_class_name.is_some() {
         return Ok(());
     }
-    let classes = classes(api).await?;
+    let classes = storage_classes(api).await?;
     spec.storage_class_name = default_class(&classes).and_then(|class| class.metadata.name.clone());
     Ok(())
 }
 
-/// What a pod gets at creation beyond its own defaults: an account, a priority, patience with failing nodes.
-fn complete_pod(pod: &mut Pod) {
+/// The service account, the priority and the tolerations of a pod that does not set them.
+fn set_pod_defaults(pod: &mut Pod) {
     let spec = pod.spec.get_or_insert_default();
     let account = spec.service_account_name.get_or_insert_with(|| "default".into()).clone();
     spec.service_account = Some(account);
     spec.priority.get_or_insert(0);
     spec.preemption_policy.get_or_insert_with(|| "PreemptLowerPriority".into());
-    tolerate_failing_nodes(spec);
+    add_not_ready_tolerations(spec);
 }
 
-/// The account must be there, except `default`, which comes with the namespace and may be a moment late.
-async fn check_account(api: &ServerState, kind: &dyn Kind, pod: &Pod) -> Result<(), ApiError> {
+/// The service account must exist, except `default`: its controller creates it shortly after the namespace.
+async fn check_service_account(api: &ServerState, kind: &dyn Kind, pod: &Pod) -> Result<(), ApiError> {
     let account = pod.spec.as_ref().and_then(|s| s.service_account_name.as_deref()).unwrap_or_default();
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-    if account == "default" || api.store.get(&format!("{ACCOUNTS}{namespace}/{account}")).await?.is_some() {
+    if account == "default" || api.store.get(&format!("{SERVICE_ACCOUNTS}{namespace}/{account}")).await?.is_some() {
         return Ok(());
     }
     let name = pod.metadata.name.as_deref().unwrap_or_default();
@@ -144,28 +150,29 @@ async fn check_account(api: &ServerState, kind: &dyn Kind, pod: &Pod) -> Result<
     Err(ApiError::forbidden(kind.descriptor(), name, why))
 }
 
-fn tolerate_failing_nodes(spec: &mut PodSpec) {
+/// Pods stay for five minutes on a node that is not ready or unreachable, unless they say otherwise.
+fn add_not_ready_tolerations(spec: &mut PodSpec) {
     let tolerations = spec.tolerations.get_or_insert_default();
     for key in [taint::NOT_READY, "node.kubernetes.io/unreachable"] {
-        let covered = tolerations.iter().any(|t| {
+        let is_covered = tolerations.iter().any(|t| {
             let effect = t.effect.as_deref().unwrap_or_default();
-            let named = t.key.as_deref().unwrap_or_default();
-            (effect.is_empty() || effect == "NoExecute") && (named.is_empty() || named == key)
+            let tolerated = t.key.as_deref().unwrap_or_default();
+            (effect.is_empty() || effect == "NoExecute") && (tolerated.is_empty() || tolerated == key)
         });
-        if !covered {
+        if !is_covered {
             tolerations.push(Toleration {
                 key: Some(key.into()),
                 operator: Some("Exists".into()),
                 effect: Some("NoExecute".into()),
-                toleration_seconds: Some(300),
+                toleration_seconds: Some(DEFAULT_TOLERATION_SECONDS),
                 ..Default::default()
             });
         }
     }
 }
 
-/// A node takes no pods before somebody has seen it ready.
-fn taint_unready(node: &mut Node) {
+/// A new node takes no pods until the node lifecycle controller has observed that it is ready and removed the taint.
+fn taint_not_ready(node: &mut Node) {
     let taints = node.spec.get_or_insert_default().taints.get_or_insert_default();
     if !taints.iter().any(|t| t.key == taint::NOT_READY && t.effect == "NoSchedule") {
         let (key, effect) = (taint::NOT_READY.into(), "NoSchedule".into());
@@ -173,13 +180,14 @@ fn taint_unready(node: &mut Node) {
     }
 }
 
-fn protect(object: &mut dyn Object, finalizer: &str) {
+fn add_finalizer(object: &mut dyn Object, finalizer: &str) {
     let finalizers = object.meta_mut().finalizers.get_or_insert_default();
     if !finalizers.iter().any(|f| f == finalizer) {
         finalizers.push(finalizer.into());
     }
 }
 
+/// A claim may request more storage only if it is bound and its class allows expansion.
 async fn check_expansion(
     api: &ServerState,
     kind: &dyn Kind,

@@ -8,7 +8,7 @@ use crate::http::reply::Reply;
 use crate::review;
 use cleat_apimachinery::descriptor::Descriptor;
 use cleat_apimachinery::error::ApiError;
-use cleat_registry::catalog::Kinds;
+use cleat_registry::catalog::ServedKinds;
 
 /// The Kubernetes minor version that clients see.
 const MINOR: &str = "34";
@@ -24,7 +24,7 @@ const SUBRESOURCES: &[(&str, Subresource<'_>)] = &[
 ];
 
 /// The groups of stored kinds and of reviews with their versions; the core group is first.
-fn all_groups(kinds: &Kinds) -> Vec<(&str, Vec<&str>)> {
+fn all_groups(kinds: &ServedKinds) -> Vec<(&str, Vec<&str>)> {
     let mut groups = kinds.groups();
     for d in review::descriptors() {
         if !groups.iter().any(|(group, _)| *group == d.group) {
@@ -34,9 +34,9 @@ fn all_groups(kinds: &Kinds) -> Vec<(&str, Vec<&str>)> {
     groups
 }
 
-fn in_version<'a>(kinds: &'a Kinds, group: &'a str, version: &'a str) -> impl Iterator<Item = &'a Descriptor> {
+fn in_version<'a>(kinds: &'a ServedKinds, group: &'a str, version: &'a str) -> impl Iterator<Item = &'a Descriptor> {
     let reviews = review::descriptors().iter().filter(move |d| d.group == group && d.version == version);
-    kinds.in_version(group, version).map(|kind| kind.descriptor()).chain(reviews)
+    kinds.in_group_version(group, version).map(|kind| kind.descriptor()).chain(reviews)
 }
 
 pub(crate) fn version() -> Reply {
@@ -48,7 +48,7 @@ pub(crate) fn version() -> Reply {
     Reply::json(StatusCode::OK, &body)
 }
 
-pub(crate) fn root(kinds: &Kinds) -> Reply {
+pub(crate) fn root(kinds: &ServedKinds) -> Reply {
     let mut paths = vec!["/api".to_owned(), "/api/v1".into(), "/apis".into()];
     for (group, versions) in all_groups(kinds).into_iter().filter(|(group, _)| !group.is_empty()) {
         paths.push(format!("/apis/{group}"));
@@ -58,7 +58,7 @@ pub(crate) fn root(kinds: &Kinds) -> Reply {
     Reply::json(StatusCode::OK, &json!({ "paths": paths }))
 }
 
-pub(crate) fn core_versions(kinds: &Kinds, accept: Option<&str>) -> Reply {
+pub(crate) fn core_versions(kinds: &ServedKinds, accept: Option<&str>) -> Reply {
     if wants_aggregated(accept) {
         return aggregated(kinds, |group| group.is_empty());
     }
@@ -69,7 +69,7 @@ pub(crate) fn core_versions(kinds: &Kinds, accept: Option<&str>) -> Reply {
     Reply::json(StatusCode::OK, &body)
 }
 
-pub(crate) fn groups(kinds: &Kinds, accept: Option<&str>) -> Reply {
+pub(crate) fn groups(kinds: &ServedKinds, accept: Option<&str>) -> Reply {
     if wants_aggregated(accept) {
         return aggregated(kinds, |group| !group.is_empty());
     }
@@ -88,7 +88,7 @@ fn group_body(group: &str, versions: &[&str]) -> Value {
     json!({ "name": group, "versions": versions, "preferredVersion": preferred })
 }
 
-pub(crate) fn group(kinds: &Kinds, name: &str) -> Result<Reply, ApiError> {
+pub(crate) fn group(kinds: &ServedKinds, name: &str) -> Result<Reply, ApiError> {
     let groups = all_groups(kinds);
     let (group, versions) =
         groups.iter().find(|(group, _)| *group == name && !name.is_empty()).ok_or(ApiError::NoSuchResource)?;
@@ -98,7 +98,7 @@ pub(crate) fn group(kinds: &Kinds, name: &str) -> Result<Reply, ApiError> {
     Ok(Reply::json(StatusCode::OK, &body))
 }
 
-pub(crate) fn resources(kinds: &Kinds, group: &str, version: &str) -> Result<Reply, ApiError> {
+pub(crate) fn resources(kinds: &ServedKinds, group: &str, version: &str) -> Result<Reply, ApiError> {
     let mut resources = Vec::new();
     for d in in_version(kinds, group, version) {
         let mut main = json!({
@@ -148,7 +148,7 @@ fn subresources(d: &Descriptor) -> Vec<Subresource<'_>> {
     found
 }
 
-fn aggregated(kinds: &Kinds, wanted: impl Fn(&str) -> bool) -> Reply {
+fn aggregated(kinds: &ServedKinds, wanted: impl Fn(&str) -> bool) -> Reply {
     // Group and version are empty if they are those of the surrounding document.
     let response_kind = |kind: &str| json!({ "group": "", "version": "", "kind": kind });
     let resource = |d: &Descriptor| {

@@ -7,16 +7,15 @@
 //! [`ApiServer`] serves kubectl and other clients over TLS, and components in the same process without a socket, through
 //! [`ApiServer::client`] and [`ApiServer::transport`]. Requests of both pass the same steps.
 
-mod accounts;
 mod admission;
 mod aggregate_roles;
 mod bootstrap_roles;
 mod config;
-mod definitions;
+mod custom_resource_definitions;
+mod default_service_accounts;
 mod discovery;
 mod endpoint;
-mod expiry;
-mod follow;
+mod event_expiry;
 mod handler;
 mod http;
 mod kubeconfig;
@@ -29,6 +28,7 @@ mod security;
 mod serve;
 mod server;
 mod state;
+mod watch_loop;
 
 pub use cleat_auth::pki::PkiError;
 pub use cleat_store::embedded::KeyFileError;

@@ -1,4 +1,4 @@
-//! What the server counts, in the text form Prometheus reads.
+//! The server's own metrics, in the OpenMetrics text format.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,13 +18,14 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use cleat_auth::request_info::RequestInfo;
-use cleat_registry::catalog::Kinds;
+use cleat_registry::catalog::ServedKinds;
 
 pub(crate) const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0];
+const DURATION_BUCKETS_SECONDS: [f64; 12] =
+    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Answered {
+struct RequestLabels {
     verb: &'static str,
     group: String,
     resource: String,
@@ -32,86 +33,97 @@ struct Answered {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct About {
+struct DurationLabels {
     verb: &'static str,
     group: String,
     resource: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Of {
+struct ResourceLabels {
     group: String,
     resource: String,
 }
 
-type Histograms = Family<About, Histogram, fn() -> Histogram>;
+type Histograms = Family<DurationLabels, Histogram, fn() -> Histogram>;
 
 pub(crate) struct Metrics {
     registry: Registry,
-    requests: Family<Answered, Counter>,
+    requests: Family<RequestLabels, Counter>,
     durations: Histograms,
-    watchers: Family<Of, Gauge>,
-    objects: Family<Of, Gauge>,
-    store: Arc<StoreStatistics>,
+    watchers: Family<ResourceLabels, Gauge>,
+    objects: Family<ResourceLabels, Gauge>,
+    store_statistics: Arc<StoreStatistics>,
 }
 
 /// Counts a running watch until it is dropped.
-pub(crate) struct Watching(Gauge);
+pub(crate) struct WatchGuard(Gauge);
 
-impl Drop for Watching {
+impl Drop for WatchGuard {
     fn drop(&mut self) {
         self.0.dec();
     }
 }
 
 impl Metrics {
-    pub(crate) fn new(store: Arc<StoreStatistics>, more: &[fn(&mut Registry)]) -> Self {
+    /// `extra` registers the metrics of other components of the process.
+    pub(crate) fn new(store_statistics: Arc<StoreStatistics>, extra: &[fn(&mut Registry)]) -> Self {
         let mut registry = Registry::default();
-        more.iter().for_each(|register| register(&mut registry));
+        extra.iter().for_each(|register| register(&mut registry));
         let requests = Family::default();
-        let durations: Histograms = Family::new_with_constructor(|| Histogram::new(BUCKETS));
+        let durations: Histograms = Family::new_with_constructor(|| Histogram::new(DURATION_BUCKETS_SECONDS));
         let (watchers, objects) = (Family::default(), Family::default());
-        registry.register("apiserver_request", "Requests answered", requests.clone());
-        registry.register("apiserver_request_duration_seconds", "Time to answer, but for watches", durations.clone());
+        registry.register("apiserver_request", "Responses sent", requests.clone());
+        registry.register(
+            "apiserver_request_duration_seconds",
+            "Time from the start of a request to its response, except watches",
+            durations.clone(),
+        );
         registry.register("apiserver_watchers", "Watches running", watchers.clone());
         registry.register("apiserver_storage_objects", "Objects stored", objects.clone());
-        registry.register_collector(Box::new(Store(store.clone())));
-        Self { registry, requests, durations, watchers, objects, store }
+        registry.register_collector(Box::new(StoreCollector(store_statistics.clone())));
+        Self { registry, requests, durations, watchers, objects, store_statistics }
     }
 
-    pub(crate) fn answered(&self, asked: &RequestInfo, code: StatusCode, took: Duration) {
-        let (group, resource) = asked.labels();
-        let (verb, code) = (asked.verb, code.as_u16());
+    /// Counts a response. Watches are counted without their duration.
+    pub(crate) fn record_response(&self, request: &RequestInfo, code: StatusCode, duration: Duration) {
+        let (group, resource) = request.metric_labels();
+        let (verb, code) = (request.verb, code.as_u16());
         let (group, resource) = if verb == "watch" {
             (group, resource)
         } else {
-            let about = About { verb, group, resource };
-            self.durations.get_or_create(&about).observe(took.as_secs_f64());
-            (about.group, about.resource)
+            let labels = DurationLabels { verb, group, resource };
+            self.durations.get_or_create(&labels).observe(duration.as_secs_f64());
+            (labels.group, labels.resource)
         };
-        self.requests.get_or_create(&Answered { verb, group, resource, code }).inc();
+        self.requests.get_or_create(&RequestLabels { verb, group, resource, code }).inc();
     }
 
-    pub(crate) fn watching(&self, asked: &RequestInfo) -> Watching {
-        let (group, resource) = asked.labels();
-        let gauge = self.watchers.get_or_create(&Of { group, resource }).clone();
+    /// Counts the watch as running until the guard is dropped.
+    pub(crate) fn track_watch(&self, request: &RequestInfo) -> WatchGuard {
+        let (group, resource) = request.metric_labels();
+        let gauge = self.watchers.get_or_create(&ResourceLabels { group, resource }).clone();
         gauge.inc();
-        Watching(gauge)
+        WatchGuard(gauge)
     }
 
     /// Did the store's last commit succeed?
     pub(crate) fn store_is_writable(&self) -> bool {
-        !self.store.failing.load(Ordering::Relaxed)
+        !self.store_statistics.failing.load(Ordering::Relaxed)
     }
 
-    /// Everything, as of now.
-    pub(crate) async fn text(&self, store: &dyn cleat_store::Store, kinds: &Kinds) -> Result<String, fmt::Error> {
+    /// Counts the stored objects and encodes all metrics.
+    pub(crate) async fn encode(
+        &self,
+        store: &dyn cleat_store::Store,
+        kinds: &ServedKinds,
+    ) -> Result<String, fmt::Error> {
         for kind in kinds.iter() {
             let d = kind.descriptor();
             let prefix = d.prefix(None);
             if let Ok(found) = store.list(Range { prefix: &prefix, ..Range::default() }).await {
-                let of = Of { group: d.group.clone(), resource: d.plural.clone() };
-                self.objects.get_or_create(&of).set(i64::try_from(found.stored.len()).unwrap_or(i64::MAX));
+                let labels = ResourceLabels { group: d.group.clone(), resource: d.plural.clone() };
+                self.objects.get_or_create(&labels).set(i64::try_from(found.stored.len()).unwrap_or(i64::MAX));
             }
         }
         let mut out = String::new();
@@ -120,19 +132,19 @@ impl Metrics {
     }
 }
 
-/// The store counts for itself.
+/// Encodes the statistics that the store itself keeps.
 #[derive(Debug)]
-struct Store(Arc<StoreStatistics>);
+struct StoreCollector(Arc<StoreStatistics>);
 
-impl Collector for Store {
+impl Collector for StoreCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         for (name, help, value) in [
             ("cleat_store_commits", "Batches made durable", load(&self.0.commits)),
             ("cleat_store_writes", "Writes made durable", load(&self.0.writes)),
             ("cleat_store_failures", "Batches that could not be made durable", load(&self.0.failures)),
-            ("cleat_store_checkpoints", "Times the log was taken into the file", load(&self.0.checkpoints)),
-            ("cleat_store_checkpoint_failures", "Times it could not be", load(&self.0.checkpoint_failures)),
+            ("cleat_store_checkpoints", "Checkpoints of the log into the database file", load(&self.0.checkpoints)),
+            ("cleat_store_checkpoint_failures", "Checkpoints that failed", load(&self.0.checkpoint_failures)),
         ] {
             let counter = ConstCounter::new(value);
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;

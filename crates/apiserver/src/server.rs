@@ -13,14 +13,14 @@ use std::time::Duration;
 use cleat_api::transport::Transport;
 use cleat_apimachinery::cache::decoded_objects::DecodedObjectCache;
 use cleat_apimachinery::error::ApiError;
-use cleat_apimachinery::managed_fields::Document;
+use cleat_apimachinery::managed_fields::ManagedObject;
 use cleat_auth::actor::Actor;
-use cleat_auth::audit::{Audit, Ids};
-use cleat_auth::authenticate::token::Signer;
+use cleat_auth::audit::{AuditIdGenerator, AuditLog};
+use cleat_auth::authenticate::token::TokenSigner;
 use cleat_auth::authenticate::{Authenticator, Caller, Peer};
 use cleat_auth::authorize::Authorizer;
 use cleat_auth::pki;
-use cleat_registry::catalog::Catalog;
+use cleat_registry::catalog::KindCatalog;
 use cleat_registry::reader::ObjectReader;
 use cleat_store::embedded::Encryptor;
 use cleat_store::{EmbeddedStore, Store};
@@ -38,7 +38,10 @@ use crate::local_transport::LocalTransport;
 use crate::metrics::Metrics;
 use crate::security::Security;
 use crate::state::ServerState;
-use crate::{accounts, aggregate_roles, bootstrap_roles, definitions, endpoint, expiry, handler, kubeconfig, serve};
+use crate::{
+    aggregate_roles, bootstrap_roles, custom_resource_definitions, default_service_accounts, endpoint, event_expiry,
+    handler, kubeconfig, serve,
+};
 
 /// Namespaces that exist in every cluster. They are created at each start if they are missing.
 const INITIAL_NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
@@ -84,20 +87,20 @@ impl ApiServer {
         let listener = TcpListener::bind(config.listen).await.map_err(cannot_listen)?;
         let address = listener.local_addr().map_err(cannot_listen)?;
         let kubeconfig = data.join("kubeconfig");
-        pki::write_private(&kubeconfig, kubeconfig::content(&pki, address).as_bytes())?;
-        let audit = config.audit_log.map(|path| match Audit::open(&path) {
+        pki::write_private(&kubeconfig, kubeconfig::render(&pki, address).as_bytes())?;
+        let audit = config.audit_log.map(|path| match AuditLog::open(&path) {
             Ok(audit) => Ok(audit),
             Err(source) => Err(OpenError::Audit { path, source }),
         });
         let metrics = Metrics::new(store.statistics(), &config.more_metrics);
         let store: Arc<dyn Store> = Arc::new(store);
-        let catalog = Arc::new(Catalog::builtin());
+        let catalog = Arc::new(KindCatalog::builtin());
         let objects = ObjectReader::new(store.clone(), catalog.clone());
         let security = Security {
-            authenticator: Authenticator::new(Signer::open(&data.join("pki"))?, objects.clone()),
+            authenticator: Authenticator::new(TokenSigner::open(&data.join("pki"))?, objects.clone()),
             authorizer: Authorizer::new(objects),
-            audit: audit.transpose()?,
-            ids: Ids::new(),
+            audit_log: audit.transpose()?,
+            audit_ids: AuditIdGenerator::with_random_start(),
             metrics,
         };
         let (dropped_last, released) = watch::channel(());
@@ -119,14 +122,14 @@ impl ApiServer {
         }
         let roles = async {
             bootstrap_roles::ensure(&state).await?;
-            aggregate_roles::collect_all(&state).await
+            aggregate_roles::aggregate_all(&state).await
         };
         roles.await.map_err(|e| OpenError::Roles(e.to_string()))?;
         tokio::spawn(aggregate_roles::run(state.clone()));
-        tokio::spawn(accounts::run(state.clone()));
-        definitions::load(&state).await;
-        tokio::spawn(definitions::run(state.clone()));
-        tokio::spawn(expiry::run(state.clone()));
+        tokio::spawn(default_service_accounts::run(state.clone()));
+        custom_resource_definitions::load(&state).await;
+        tokio::spawn(custom_resource_definitions::run(state.clone()));
+        tokio::spawn(event_expiry::run(state.clone()));
         tracing::info!(%address, data = %data.display(), "API server open");
         Ok(Self { state, listener: Arc::new(listener), address, tls, kubeconfig, released })
     }
@@ -214,7 +217,7 @@ async fn ensure_namespace(state: &ServerState, name: &'static str) -> Result<(),
     let kind = kinds.find("", "v1", "namespaces").ok_or_else(|| failed("the kind is missing".into()))?;
     let mut namespace = Namespace::default();
     namespace.metadata.name = Some(name.into());
-    let document = Document::unowned(Box::new(namespace));
+    let document = ManagedObject::without_owners(Box::new(namespace));
     match endpoint::write::insert(state, &Actor::Server, &**kind, None, document, WriteMode::Persist).await {
         Ok(_) | Err(ApiError::AlreadyExists { .. }) => Ok(()),
         Err(error) => Err(failed(error.to_string())),

@@ -11,13 +11,13 @@ use crate::security::Security;
 use cleat_apimachinery::cache::decoded_objects::DecodedObjectCache;
 use cleat_apimachinery::cache::watch_frames::WatchFrameCache;
 use cleat_apimachinery::kind::{Kind, Object};
-use cleat_apimachinery::view::View;
-use cleat_registry::catalog::{Catalog, Kinds};
+use cleat_apimachinery::kind_store::KindStore;
+use cleat_registry::catalog::{KindCatalog, ServedKinds};
 
 /// Shared by all requests, whether they come over the socket or from the process itself.
 pub(crate) struct ServerState {
     pub(crate) store: Arc<dyn Store>,
-    pub(crate) catalog: Arc<Catalog>,
+    pub(crate) catalog: Arc<KindCatalog>,
     pub(crate) watch_frames: Arc<WatchFrameCache>,
     pub(crate) decoded_objects: DecodedObjectCache<Arc<dyn Object>>,
     pub(crate) security: Security,
@@ -30,12 +30,12 @@ pub(crate) struct ServerState {
 
 impl ServerState {
     /// The kinds that are served now; definitions add and remove kinds.
-    pub(crate) fn kinds(&self) -> Arc<Kinds> {
+    pub(crate) fn kinds(&self) -> Arc<ServedKinds> {
         self.catalog.kinds()
     }
 
     /// The store with the kind's conversion between its stored and its served version.
-    pub(crate) fn store_of(&self, kind: &dyn Kind) -> View<'_> {
-        View::new(&*self.store, kind.conversion())
+    pub(crate) fn store_of(&self, kind: &dyn Kind) -> KindStore<'_> {
+        KindStore::new(&*self.store, kind.conversion())
     }
 }

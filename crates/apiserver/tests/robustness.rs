@@ -168,7 +168,7 @@ async fn a_patch_cannot_grow_without_limit() {
 #[tokio::test]
 async fn slow_clients_lose_their_connection_and_others_are_served() {
     let quick = Duration::from_millis(300);
-    let limits = Limits { handshake: quick, headers: quick, body: quick, ..Limits::default() };
+    let limits = Limits { handshake_timeout: quick, header_timeout: quick, body_timeout: quick, ..Limits::default() };
     let served = serve(limits).await;
     let ended = |mut stream: TlsStream<TcpStream>| async move {
         let mut rest = Vec::new();
@@ -197,7 +197,7 @@ async fn slow_clients_lose_their_connection_and_others_are_served() {
 #[tokio::test]
 async fn connections_beyond_the_limit_wait() {
     let headers = Duration::from_millis(500);
-    let served = serve(Limits { connections: 4, headers, ..Limits::default() }).await;
+    let served = serve(Limits { max_connections: 4, header_timeout: headers, ..Limits::default() }).await;
     let mut idle = Vec::new();
     for _ in 0..4 {
         idle.push(served.connect().await);

@@ -3,7 +3,7 @@
 
 use bytes::BytesMut;
 use cleat_apimachinery::address::ObjectAddress;
-use cleat_apimachinery::managed_fields::Current;
+use cleat_apimachinery::managed_fields::CurrentObject;
 use cleat_apimachinery::part::ObjectPart;
 use http::StatusCode;
 use serde_json::{Value, json};
@@ -14,11 +14,11 @@ use crate::http::ResourceRequest;
 use crate::http::query::FieldValidation;
 use crate::http::reply::Reply;
 use crate::state::ServerState;
-use cleat_apimachinery::error::{ApiError, ApplyCause};
-use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::error::{ApiError, ApplyConflictCause};
+use cleat_apimachinery::field_error::FieldError;
 use cleat_apimachinery::field_ownership::{self, ApplyError, Conflict, Operation, RawManagedFields};
-use cleat_apimachinery::kind::{Object, Source};
-use cleat_apimachinery::managed_fields::{Document, Tracker};
+use cleat_apimachinery::kind::{DecodeSource, Object};
+use cleat_apimachinery::managed_fields::{ManagedObject, OwnershipTracker};
 use cleat_apimachinery::render;
 
 /// kubectl's default manager name. Its applies also update the annotation of client-side apply.
@@ -43,13 +43,13 @@ pub(crate) async fn apply(
     let (config, warnings) = parse_configuration(at, request.encoded_body(), validation)?;
     let apply = ApplyRequest {
         at,
-        tracker: Tracker::new(at.kind, part, Operation::Apply, &manager),
+        tracker: OwnershipTracker::new(at.kind, part, Operation::Apply, &manager),
         is_kubectl: manager == KUBECTL_MANAGER,
         config,
         force: request.query.force().unwrap_or(false),
     };
     loop {
-        let mut change = |current: &Current<'_>| apply.to_current(current);
+        let mut change = |current: &CurrentObject<'_>| apply.to_current(current);
         let outcome = modify(state, &request.actor, at, part, UpdateSource::Patch, mode, &mut change).await;
         let (code, written) = match outcome {
             Err(ApiError::NotFound { .. }) if part == ObjectPart::Main => {
@@ -115,7 +115,7 @@ fn parse_configuration(
 
 struct ApplyRequest<'a> {
     at: ObjectAddress<'a>,
-    tracker: Tracker<'a>,
+    tracker: OwnershipTracker<'a>,
     is_kubectl: bool,
     config: Value,
     force: bool,
@@ -123,7 +123,7 @@ struct ApplyRequest<'a> {
 
 impl ApplyRequest<'_> {
     /// The object to create if none exists.
-    fn to_new_object(&self) -> Result<Document, ApiError> {
+    fn to_new_object(&self) -> Result<ManagedObject, ApiError> {
         if let Some(uid) = self.config.pointer("/metadata/uid").and_then(Value::as_str).filter(|u| !u.is_empty()) {
             let why =
                 format!("uid mismatch: the provided object specified uid {uid}, and no existing object was found");
@@ -137,13 +137,13 @@ impl ApplyRequest<'_> {
             let why = format!("the name of the object ({name}) does not match the name on the URL ({})", self.at.name);
             return Err(ApiError::BadRequest(why));
         }
-        Ok(Document { object, owners })
+        Ok(ManagedObject { object, owners })
     }
 
     /// The object after the configuration is applied to the stored one.
-    fn to_current(&self, current: &Current<'_>) -> Result<Document, ApiError> {
+    fn to_current(&self, current: &CurrentObject<'_>) -> Result<ManagedObject, ApiError> {
         let live = self.live_value(current)?;
-        let apply = |force| self.tracker.apply(&live, &current.divided.owners, &self.config, force);
+        let apply = |force| self.tracker.apply(&live, &current.split.owners, &self.config, force);
         let applied = match apply(self.force) {
             Err(ApplyError::Conflicts(conflicts)) if self.is_kubectl => {
                 // Fields that kubectl set by client-side apply and that have not changed since belong to kubectl: they are no conflict.
@@ -163,19 +163,22 @@ impl ApplyRequest<'_> {
         {
             *annotation = self.last_applied_annotation();
         }
-        Ok(Document { object, owners })
+        Ok(ManagedObject { object, owners })
     }
 
-    fn live_value(&self, current: &Current<'_>) -> Result<Value, ApiError> {
+    fn live_value(&self, current: &CurrentObject<'_>) -> Result<Value, ApiError> {
         let damaged = |e: serde_json::Error| ApiError::Internal(format!("a stored object cannot be read: {e}"));
         let mut bytes = BytesMut::new();
-        render::text(&mut bytes, self.at.descriptor(), &current.divided.text, current.stored.revision);
+        render::write_json(&mut bytes, self.at.descriptor(), &current.split.json, current.stored.revision);
         serde_json::from_slice(&bytes).map_err(damaged)
     }
 
     fn decode(&self, mut value: Value) -> Result<Box<dyn Object>, ApiError> {
-        self.at.kind.schema().root().drop_zeros(&mut value);
-        self.at.kind.decode(Source::Value(value)).map_err(|e| self.api_error(ApplyError::Shape(e.to_string())))
+        self.at.kind.schema().root().remove_zero_values(&mut value);
+        self.at
+            .kind
+            .decode(DecodeSource::Value(value))
+            .map_err(|e| self.api_error(ApplyError::InvalidConfig(e.to_string())))
     }
 
     /// The paths of the fields that client-side apply wrote and whose values have not changed since.
@@ -202,7 +205,7 @@ impl ApplyRequest<'_> {
     fn api_error(&self, error: ApplyError) -> ApiError {
         match error {
             ApplyError::Conflicts(conflicts) => conflict_error(conflicts),
-            ApplyError::Shape(why) => {
+            ApplyError::InvalidConfig(why) => {
                 let d = self.at.descriptor();
                 let name = match self.at.namespace {
                     Some(namespace) => format!("{namespace}/{}", self.at.name),
@@ -220,17 +223,17 @@ impl ApplyRequest<'_> {
 
 fn conflict_error(mut conflicts: Vec<Conflict>) -> ApiError {
     conflicts.sort_by(|a, b| {
-        let key = |c: &Conflict| (c.with.manager.clone(), c.with.operation, c.with.subresource.clone());
+        let key = |c: &Conflict| (c.owner.manager.clone(), c.owner.operation, c.owner.subresource.clone());
         key(a).cmp(&key(b)).then_with(|| a.path.cmp(&b.path))
     });
     let message = match conflicts.as_slice() {
-        [one] => format!("Apply failed with 1 conflict: conflict with {}: {}", one.with.shown(), one.path),
+        [one] => format!("Apply failed with 1 conflict: conflict with {}: {}", one.owner.describe(), one.path),
         many => {
             let mut message = format!("Apply failed with {} conflicts:", many.len());
             let mut separator = " ";
             for (i, conflict) in many.iter().enumerate() {
-                if i == 0 || many[i - 1].with != conflict.with {
-                    message += &format!("{separator}conflicts with {}:", conflict.with.shown());
+                if i == 0 || many[i - 1].owner != conflict.owner {
+                    message += &format!("{separator}conflicts with {}:", conflict.owner.describe());
                     separator = "\n";
                 }
                 message += &format!("\n- {}", conflict.path);
@@ -240,7 +243,7 @@ fn conflict_error(mut conflicts: Vec<Conflict>) -> ApiError {
     };
     let causes = conflicts
         .into_iter()
-        .map(|c| ApplyCause { message: format!("conflict with {}", c.with.shown()), field: c.path })
+        .map(|c| ApplyConflictCause { message: format!("conflict with {}", c.owner.describe()), field: c.path })
         .collect();
     ApiError::ApplyConflict { message, causes }
 }

@@ -1,7 +1,7 @@
 //! `pods/binding`: sets a pod's node. A pod that has a node already is refused.
 
 use cleat_apimachinery::address::ObjectAddress;
-use cleat_apimachinery::managed_fields::Current;
+use cleat_apimachinery::managed_fields::CurrentObject;
 use cleat_apimachinery::part::ObjectPart;
 use http::{Method, StatusCode};
 use k8s_openapi::api::core::v1::{Binding, Pod};
@@ -26,11 +26,11 @@ pub(crate) async fn bind(
         .map_err(|e| ApiError::BadRequest(format!("the binding cannot be read: {e}")))?;
     let node = binding.target.name.clone().unwrap_or_default();
     if node.is_empty() {
-        let error = cleat_apimachinery::field::FieldError::required("target.name", "");
+        let error = cleat_apimachinery::field_error::FieldError::required("target.name", "");
         let kind = cleat_apimachinery::error::GroupKind { group: String::new(), kind: "Binding".into() };
         return Err(ApiError::Invalid { kind, name: at.name.into(), errors: vec![error] });
     }
-    let mut change = |current: &Current<'_>| {
+    let mut change = |current: &CurrentObject<'_>| {
         let mut new = current.edited(|_| {});
         assign(at, typed_mut::<Pod>(&mut *new.object), &binding, &node)?;
         Ok(new)

@@ -11,11 +11,11 @@ use crate::http::body::MAX_BODY_BYTES;
 use crate::http::query::FieldValidation;
 use crate::http::reply::JSON;
 use cleat_apimachinery::error::{ApiError, GroupKind};
-use cleat_apimachinery::field::FieldError;
-use cleat_apimachinery::kind::{Kind, Object, Source};
+use cleat_apimachinery::field_error::FieldError;
+use cleat_apimachinery::kind::{DecodeSource, Kind, Object};
 use cleat_apimachinery::meta;
 use cleat_apimachinery::schema::Schema;
-use cleat_apimachinery::strict::{self, Findings};
+use cleat_apimachinery::strict_decoding::{self, StrictFindings};
 
 #[derive(Deserialize)]
 struct TypeMeta {
@@ -44,7 +44,7 @@ pub(crate) fn decode_body(
     }
     let typed = request.take_object(kind, |mut object| {
         meta::normalise(object.meta_mut());
-        kind.default(&mut *object);
+        kind.set_defaults(&mut *object);
         let encoded = Bytes::from(object.encode());
         // The object is used without decoding only if decoding its JSON would change nothing and give no warnings: it has no
         // managedFields, and the shape cache says that a body of this shape has no findings and no zero values to drop.
@@ -73,23 +73,23 @@ fn decode_json(
     let shape = BodyShape::of(BodySource::Request, json);
     // A body of a cached shape has no findings. If it cannot be decoded, the full check below finds the error to report.
     if let Some(zeros) = shape.cached(kind.caches())
-        && let Ok(object) = decode_without_zeros(kind, Source::Bytes(json), zeros)
+        && let Ok(object) = decode_without_zeros(kind, DecodeSource::Bytes(json), zeros)
     {
         return Ok((object, Vec::new()));
     }
     check_type(kind, json)?;
-    let mut object = kind.decode(Source::Bytes(json)).map_err(|e| decode_error(kind, e))?;
-    let findings = strict::of_text(kind.schema(), json);
+    let mut object = kind.decode(DecodeSource::Bytes(json)).map_err(|e| decode_error(kind, e))?;
+    let findings = strict_decoding::check_body(kind.schema(), json);
     shape.insert(kind.caches(), &findings);
-    if let Some(fault) = findings.fault {
+    if let Some(fault) = findings.decode_error {
         return Err(decode_error(kind, fault));
     }
-    if findings.zeros {
-        object = decode_without_zeros(kind, Source::Bytes(json), true).map_err(|e| decode_error(kind, e))?;
+    if findings.has_omitted_zeros {
+        object = decode_without_zeros(kind, DecodeSource::Bytes(json), true).map_err(|e| decode_error(kind, e))?;
     }
     let warnings = match validation {
         FieldValidation::Ignore => Vec::new(),
-        FieldValidation::Warn | FieldValidation::Strict => findings.complaints,
+        FieldValidation::Warn | FieldValidation::Strict => findings.strict_errors,
     };
     refuse_if_strict(kind, object, warnings, validation)
 }
@@ -97,17 +97,17 @@ fn decode_json(
 /// Decodes JSON. If `zeros` is true the JSON has zero values that Kubernetes does not store; they are removed first.
 fn decode_without_zeros(
     kind: &dyn Kind,
-    source: Source<'_>,
+    source: DecodeSource<'_>,
     zeros: bool,
 ) -> Result<Box<dyn Object>, serde_json::Error> {
     let json = match source {
-        Source::Bytes(json) if zeros => json,
-        Source::Made(json) if zeros => json.as_bytes(),
+        DecodeSource::Bytes(json) if zeros => json,
+        DecodeSource::Generated(json) if zeros => json.as_bytes(),
         whole => return kind.decode(whole),
     };
     let mut value = serde_json::from_slice(json)?;
-    kind.schema().root().drop_zeros(&mut value);
-    kind.decode(Source::Value(value))
+    kind.schema().root().remove_zero_values(&mut value);
+    kind.decode(DecodeSource::Value(value))
 }
 
 fn check_type(kind: &dyn Kind, body: &[u8]) -> Result<(), ApiError> {
@@ -132,7 +132,9 @@ fn check_type(kind: &dyn Kind, body: &[u8]) -> Result<(), ApiError> {
 pub(crate) fn duplicate_fields(patch: &[u8], validation: FieldValidation) -> Vec<String> {
     match validation {
         FieldValidation::Ignore => Vec::new(),
-        FieldValidation::Warn | FieldValidation::Strict => strict::of_text(Schema::unknown(), patch).complaints,
+        FieldValidation::Warn | FieldValidation::Strict => {
+            strict_decoding::check_body(Schema::unknown(), patch).strict_errors
+        }
     }
 }
 
@@ -151,18 +153,18 @@ pub(crate) fn decode_patched(
     };
     let shape = BodyShape::of(BodySource::Patch, patched.as_bytes());
     let findings = match shape.cached(at.kind.caches()) {
-        Some(zeros) => Findings { zeros, ..Findings::default() },
+        Some(zeros) => StrictFindings { has_omitted_zeros: zeros, ..StrictFindings::default() },
         None => {
-            let findings = strict::of_text(at.kind.schema(), patched.as_bytes());
+            let findings = strict_decoding::check_body(at.kind.schema(), patched.as_bytes());
             shape.insert(at.kind.caches(), &findings);
             findings
         }
     };
-    if let Some(fault) = findings.fault {
+    if let Some(fault) = findings.decode_error {
         return Err(invalid_patch(&patched, fault));
     }
-    let unknown = if validation == FieldValidation::Ignore { Vec::new() } else { findings.complaints };
-    let decoded = decode_without_zeros(at.kind, Source::Made(&patched), findings.zeros);
+    let unknown = if validation == FieldValidation::Ignore { Vec::new() } else { findings.strict_errors };
+    let decoded = decode_without_zeros(at.kind, DecodeSource::Generated(&patched), findings.has_omitted_zeros);
     let object = decoded.map_err(|e| invalid_patch(&patched, e.to_string()))?;
     // Unknown fields are reported with the patched object, duplicate fields with the patch.
     let reported = if unknown.is_empty() { String::from_utf8_lossy(patch) } else { patched.into() };

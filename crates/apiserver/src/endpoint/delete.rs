@@ -17,11 +17,11 @@ use crate::state::ServerState;
 use cleat_apimachinery::address::ObjectAddress;
 use cleat_apimachinery::descriptor::DeleteReply;
 use cleat_apimachinery::error::ApiError;
-use cleat_apimachinery::field::FieldError;
-use cleat_apimachinery::kind::{Kind, Object, Source, typed, typed_mut};
-use cleat_apimachinery::managed_fields::Current;
+use cleat_apimachinery::field_error::FieldError;
+use cleat_apimachinery::kind::{DecodeSource, Kind, Object, typed, typed_mut};
+use cleat_apimachinery::managed_fields::CurrentObject;
 use cleat_apimachinery::meta;
-use cleat_apimachinery::render::Stored;
+use cleat_apimachinery::render::StoredObject;
 use cleat_auth::actor::Actor;
 use cleat_auth::write_authorization;
 
@@ -31,7 +31,7 @@ const FOREGROUND_FINALIZER: &str = "foregroundDeletion";
 /// The result of a delete request.
 pub(crate) enum DeleteOutcome {
     /// The object is gone; this was its last state.
-    Removed(Stored),
+    Removed(StoredObject),
     /// The object is marked for deletion and waits for its finalizers or its grace period.
     Pending(WrittenObject),
 }
@@ -44,7 +44,7 @@ pub(crate) async fn delete(
     let (options, mode) = delete_options(request)?;
     match remove(state, &request.actor, at, &options, mode).await? {
         DeleteOutcome::Removed(stored) if at.descriptor().delete_reply == DeleteReply::Status => {
-            let object = at.kind.decode(Source::Bytes(&stored.value));
+            let object = at.kind.decode(DecodeSource::Bytes(&stored.value));
             let uid = object.ok().and_then(|o| o.meta().uid.clone());
             Ok(Reply::success(StatusCode::OK, at.descriptor(), at.name, uid.as_deref()))
         }
@@ -115,13 +115,13 @@ pub(crate) async fn remove(
     options: &DeleteOptions,
     mode: WriteMode,
 ) -> Result<DeleteOutcome, ApiError> {
-    write_authorization::delete(&*state.store, actor, at).await?;
-    admission::delete(at)?;
+    write_authorization::check_delete(&*state.store, actor, at).await?;
+    admission::admit_delete(at)?;
     let key = at.key();
     loop {
         let entry = state.store_of(at.kind).get(&key).await?.ok_or_else(|| at.not_found())?;
-        let stored = Stored::from(&entry);
-        let current = Current::of(&state.decoded_objects, at.kind, &entry, &stored)?;
+        let stored = StoredObject::from(&entry);
+        let current = CurrentObject::of(&state.decoded_objects, at.kind, &entry, &stored)?;
         check_preconditions(&at, options, &*current.object, entry.modified)?;
         let mut removal = Removal::Pending;
         let mut document = current.edited(|object| {
@@ -136,10 +136,11 @@ pub(crate) async fn remove(
         let last = if has_grace_period(at.kind) { value.clone() } else { entry.value.clone() };
         if mode == WriteMode::DryRun {
             return Ok(match removal {
-                Removal::Pending => {
-                    DeleteOutcome::Pending(WrittenObject::uncached(Stored { value, ..stored.clone() }, document.object))
-                }
-                Removal::Immediate => DeleteOutcome::Removed(Stored { value: last, revision: entry.modified }),
+                Removal::Pending => DeleteOutcome::Pending(WrittenObject::uncached(
+                    StoredObject { value, ..stored.clone() },
+                    document.object,
+                )),
+                Removal::Immediate => DeleteOutcome::Removed(StoredObject { value: last, revision: entry.modified }),
             });
         }
         let written = match removal {
@@ -148,10 +149,12 @@ pub(crate) async fn remove(
         };
         match (written, removal) {
             (Ok(revision), Removal::Pending) => {
-                let written = WrittenObject::cached(state, at.kind, Stored { value, revision }, document.object);
+                let written = WrittenObject::cached(state, at.kind, StoredObject { value, revision }, document.object);
                 return Ok(DeleteOutcome::Pending(written));
             }
-            (Ok(revision), Removal::Immediate) => return Ok(DeleteOutcome::Removed(Stored { value: last, revision })),
+            (Ok(revision), Removal::Immediate) => {
+                return Ok(DeleteOutcome::Removed(StoredObject { value: last, revision }));
+            }
             (Err(WriteError::Conflict { .. }), _) => {}
             (Err(WriteError::Missing { .. }), _) => return Err(at.not_found()),
             (Err(error), _) => return Err(error.into()),

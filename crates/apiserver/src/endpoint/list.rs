@@ -19,13 +19,13 @@ use crate::http::query::{ListOptions, ResourceVersionMatch};
 use crate::http::reply::Reply;
 use crate::state::ServerState;
 use cleat_apimachinery::error::ApiError;
-use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::field_error::FieldError;
 use cleat_apimachinery::kind::Kind;
 use cleat_apimachinery::meta;
-use cleat_apimachinery::render::{self, Stored};
+use cleat_apimachinery::render::{self, StoredObject};
 use cleat_apimachinery::selector::Selector;
 use cleat_apimachinery::table;
-use cleat_apimachinery::table::Include;
+use cleat_apimachinery::table::IncludeObject;
 
 const CHUNK_BYTES: usize = 64 << 10;
 const CONTINUE_TOKEN_VERSION: &str = "meta.k8s.io/v1";
@@ -78,7 +78,7 @@ pub(crate) async fn list(
         (None, _, Some(requested)) => {
             let current = state.store.revision().await?;
             if requested > current {
-                return Err(ApiError::VersionTooLarge { asked: requested, current });
+                return Err(ApiError::VersionTooLarge { requested, current });
             }
             None
         }
@@ -89,7 +89,7 @@ pub(crate) async fn list(
     let range = Range { prefix: &prefix, from: first_key.as_deref(), at, limit };
     let snapshot = match state.store_of(&**kind).list(range).await {
         Err(ListError::TooOld { .. }) if let Some(token) = token => {
-            return Err(ApiError::ContinueExpired { fresh: ContinueToken { rv: -1, ..token }.encode() });
+            return Err(ApiError::ContinueExpired { new_token: ContinueToken { rv: -1, ..token }.encode() });
         }
         other => other?,
     };
@@ -173,7 +173,7 @@ pub(crate) fn render_list(
 struct ListWriter {
     kind: Arc<dyn Kind>,
     representation: Representation,
-    include: Include,
+    include: IncludeObject,
     metadata: Value,
     now: Timestamp,
 }
@@ -225,14 +225,14 @@ impl ListWriter {
     }
 
     fn item(&self, out: &mut BytesMut, item: &StoredEntry, first: bool) {
-        let item = &Stored::from(&item.entry());
+        let item = &StoredObject::from(&item.entry());
         if !first {
             out.put_u8(b',');
         }
         match self.representation {
-            Representation::Full => render::object(out, self.kind.descriptor(), item),
-            Representation::Metadata => render::partial(out, item),
-            Representation::Table => table::row(out, &*self.kind, item, self.include, self.now),
+            Representation::Full => render::write_object(out, self.kind.descriptor(), item),
+            Representation::Metadata => render::write_partial_metadata(out, item),
+            Representation::Table => table::write_row(out, &*self.kind, item, self.include, self.now),
         }
     }
 

@@ -26,7 +26,7 @@ use cleat_apimachinery::descriptor::PutMissing;
 use cleat_apimachinery::error::ApiError;
 use cleat_apimachinery::field_ownership::Operation;
 use cleat_apimachinery::kind::{Kind, typed};
-use cleat_apimachinery::managed_fields::{Document, Tracker, decode as decode_stored};
+use cleat_apimachinery::managed_fields::{ManagedObject, OwnershipTracker, decode as decode_stored};
 use cleat_apimachinery::selector::Selector;
 use cleat_auth::request_info::ResourcePath;
 use decode::DecodedBody;
@@ -123,14 +123,14 @@ async fn create(
 ) -> Result<Reply, ApiError> {
     let mode = request.query.write_mode("CreateOptions")?;
     let validation = request.query.field_validation("CreateOptions")?;
-    if let Some(why) = kind.closed() {
-        return Err(ApiError::NotAllowedNow(why));
+    if let Some(why) = kind.create_disabled_reason() {
+        return Err(ApiError::CreateNotAllowed(why));
     }
     let manager = request.query.field_manager("CreateOptions", &request.user_agent)?;
     let DecodedBody { mut object, warnings, encoded } = decode::decode_body(request, kind, validation)?;
-    let tracker = Tracker::new(kind, ObjectPart::Main, Operation::Update, &manager);
-    let owners = tracker.created(&mut *object, encoded.as_deref());
-    let written = write::insert(state, &request.actor, kind, namespace, Document { object, owners }, mode).await?;
+    let tracker = OwnershipTracker::new(kind, ObjectPart::Main, Operation::Update, &manager);
+    let owners = tracker.owners_after_create(&mut *object, encoded.as_deref());
+    let written = write::insert(state, &request.actor, kind, namespace, ManagedObject { object, owners }, mode).await?;
     Ok(read::render_written(request, kind, StatusCode::CREATED, written)?.with_warnings(warnings))
 }
 
@@ -143,10 +143,10 @@ async fn object(state: &Arc<ServerState>, request: &ResourceRequest, at: ObjectA
                 let DecodedBody { mut object, warnings, .. } = decode::decode_body(request, at.kind, validation)?;
                 object.meta_mut().name = Some(at.name.into());
                 let manager = request.query.field_manager("UpdateOptions", &request.user_agent)?;
-                let owners =
-                    Tracker::new(at.kind, ObjectPart::Main, Operation::Update, &manager).created(&mut *object, None);
+                let owners = OwnershipTracker::new(at.kind, ObjectPart::Main, Operation::Update, &manager)
+                    .owners_after_create(&mut *object, None);
                 let mode = request.query.write_mode("UpdateOptions")?;
-                let document = Document { object, owners };
+                let document = ManagedObject { object, owners };
                 let written = write::insert(state, &request.actor, at.kind, at.namespace, document, mode).await?;
                 Ok(read::render_written(request, at.kind, StatusCode::CREATED, written)?.with_warnings(warnings))
             }

@@ -14,7 +14,7 @@ use crate::state::ServerState;
 use cleat_apimachinery::error::ApiError;
 use cleat_apimachinery::kind::Kind;
 use cleat_apimachinery::meta;
-use cleat_apimachinery::render::{self, Stored};
+use cleat_apimachinery::render::{self, StoredObject};
 use cleat_apimachinery::table;
 
 pub(crate) async fn get(
@@ -25,11 +25,11 @@ pub(crate) async fn get(
     if let Some(requested) = request.query.list_options()?.resource_version {
         let current = state.store.revision().await?;
         if requested > current {
-            return Err(ApiError::VersionTooLarge { asked: requested, current });
+            return Err(ApiError::VersionTooLarge { requested, current });
         }
     }
     let entry = state.store_of(at.kind).get(&at.key()).await?.ok_or_else(|| at.not_found())?;
-    render_object(request, at.kind, StatusCode::OK, &Stored::from(&entry))
+    render_object(request, at.kind, StatusCode::OK, &StoredObject::from(&entry))
 }
 
 /// The reply to a write. A caller in the same process that accepts the object's type gets the object without encoding.
@@ -53,15 +53,15 @@ pub(crate) fn render_object(
     request: &ResourceRequest,
     kind: &dyn Kind,
     code: StatusCode,
-    stored: &Stored,
+    stored: &StoredObject,
 ) -> Result<Reply, ApiError> {
     let mut out = BytesMut::new();
     match negotiate(request.accept.as_deref(), ReplyKind::Item)? {
-        Representation::Full => render::object(&mut out, kind.descriptor(), stored),
-        Representation::Metadata => render::partial(&mut out, stored),
+        Representation::Full => render::write_object(&mut out, kind.descriptor(), stored),
+        Representation::Metadata => render::write_partial_metadata(&mut out, stored),
         Representation::Table => {
             table::open(&mut out, kind, &json!({ "resourceVersion": stored.revision.to_string() }), true);
-            table::row(&mut out, kind, stored, request.query.include_object()?, meta::now());
+            table::write_row(&mut out, kind, stored, request.query.include_object()?, meta::now());
             table::close(&mut out);
         }
     }

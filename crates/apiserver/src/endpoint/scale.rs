@@ -2,7 +2,7 @@
 
 use bytes::BytesMut;
 use cleat_apimachinery::address::ObjectAddress;
-use cleat_apimachinery::managed_fields::Current;
+use cleat_apimachinery::managed_fields::CurrentObject;
 use cleat_apimachinery::part::ObjectPart;
 use http::{Method, StatusCode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
@@ -12,26 +12,26 @@ use super::write::{UpdateSource, modify};
 use crate::http::ResourceRequest;
 use crate::http::reply::Reply;
 use crate::state::ServerState;
-use cleat_apimachinery::descriptor::{Scale, ScaleSelector};
+use cleat_apimachinery::descriptor::{ScalePaths, ScaleSelector};
 use cleat_apimachinery::error::{ApiError, GroupKind};
-use cleat_apimachinery::field::FieldError;
-use cleat_apimachinery::kind::Source;
-use cleat_apimachinery::managed_fields::Document;
-use cleat_apimachinery::patch::{Format, Patch};
-use cleat_apimachinery::render::{self, Stored};
+use cleat_apimachinery::field_error::FieldError;
+use cleat_apimachinery::kind::DecodeSource;
+use cleat_apimachinery::managed_fields::ManagedObject;
+use cleat_apimachinery::patch::{Patch, PatchFormat};
+use cleat_apimachinery::render::{self, StoredObject};
 use cleat_apimachinery::schema::Schema;
-use cleat_registry::strategy::shown_selector;
+use cleat_registry::strategy::format_label_selector;
 
 pub(crate) async fn scale(
     state: &ServerState,
     request: &ResourceRequest,
     at: ObjectAddress<'_>,
-    paths: &Scale,
+    paths: &ScalePaths,
 ) -> Result<Reply, ApiError> {
     let stored = match request.method {
         Method::GET => {
             let entry = state.store_of(at.kind).get(&at.key()).await?.ok_or_else(|| at.not_found())?;
-            Stored::from(&entry)
+            StoredObject::from(&entry)
         }
         Method::PUT | Method::PATCH => update_replicas(state, request, at, paths).await?,
         _ => return Err(ApiError::MethodNotAllowed),
@@ -43,19 +43,19 @@ async fn update_replicas(
     state: &ServerState,
     request: &ResourceRequest,
     at: ObjectAddress<'_>,
-    paths: &Scale,
-) -> Result<Stored, ApiError> {
+    paths: &ScalePaths,
+) -> Result<StoredObject, ApiError> {
     let options = if request.method == Method::PUT { "UpdateOptions" } else { "PatchOptions" };
     let mode = request.query.write_mode(options)?;
     let bad = |e: serde_json::Error| ApiError::BadRequest(format!("the scale cannot be read: {e}"));
     let patch = match request.method {
         Method::PATCH => {
-            Some(Patch::parse(Format::of(request.content_type.as_deref(), at.kind)?, request.encoded_body())?)
+            Some(Patch::parse(PatchFormat::of(request.content_type.as_deref(), at.kind)?, request.encoded_body())?)
         }
         _ => None,
     };
     let source = if patch.is_some() { UpdateSource::Patch } else { UpdateSource::Put };
-    let mut change = |current: &Current<'_>| {
+    let mut change = |current: &CurrentObject<'_>| {
         let mut object = to_value(at, current.stored)?;
         let wanted: Value = match &patch {
             Some(patch) => {
@@ -66,7 +66,7 @@ async fn update_replicas(
             None => serde_json::from_slice(request.encoded_body()).map_err(bad)?,
         };
         let replicas = wanted_replicas(at, &wanted)?;
-        set_path(&mut object, &paths.wanted, replicas.into());
+        set_path(&mut object, &paths.spec_replicas, replicas.into());
         if let Some(metadata) = object["metadata"].as_object_mut() {
             let sent = |field: &str| wanted["metadata"].get(field).cloned();
             metadata.remove("resourceVersion");
@@ -76,9 +76,10 @@ async fn update_replicas(
                 }
             }
         }
-        let mut object = at.kind.decode(Source::Value(object)).map_err(|e| ApiError::BadRequest(e.to_string()))?;
+        let mut object =
+            at.kind.decode(DecodeSource::Value(object)).map_err(|e| ApiError::BadRequest(e.to_string()))?;
         object.meta_mut().managed_fields = None;
-        Ok(Document { object, owners: current.divided.owners.clone() })
+        Ok(ManagedObject { object, owners: current.split.owners.clone() })
     };
     modify(state, &request.actor, at, ObjectPart::Main, source, mode, &mut change).await.map(|written| written.stored)
 }
@@ -93,9 +94,9 @@ fn wanted_replicas(at: ObjectAddress<'_>, scale: &Value) -> Result<i64, ApiError
     Err(ApiError::Invalid { kind, name: at.name.into(), errors: vec![error] })
 }
 
-fn to_value(at: ObjectAddress<'_>, stored: &Stored) -> Result<Value, ApiError> {
+fn to_value(at: ObjectAddress<'_>, stored: &StoredObject) -> Result<Value, ApiError> {
     let mut bytes = BytesMut::new();
-    render::object(&mut bytes, at.descriptor(), stored);
+    render::write_object(&mut bytes, at.descriptor(), stored);
     serde_json::from_slice(&bytes).map_err(|e| ApiError::Internal(format!("a stored object cannot be read: {e}")))
 }
 
@@ -115,7 +116,7 @@ fn set_path(object: &mut Value, path: &[String], value: Value) {
 }
 
 /// The object's `autoscaling/v1` form.
-fn to_scale(object: &Value, paths: &Scale) -> Value {
+fn to_scale(object: &Value, paths: &ScalePaths) -> Value {
     let meta: ObjectMeta = serde_json::from_value(object["metadata"].clone()).unwrap_or_default();
     let mut metadata = json!({});
     for (field, value) in [
@@ -131,16 +132,16 @@ fn to_scale(object: &Value, paths: &Scale) -> Value {
     }
     let number = |path| get_path(object, path).and_then(Value::as_i64).unwrap_or(0);
     let mut spec = json!({});
-    if number(&paths.wanted) != 0 {
-        spec["replicas"] = number(&paths.wanted).into();
+    if number(&paths.spec_replicas) != 0 {
+        spec["replicas"] = number(&paths.spec_replicas).into();
     }
-    let mut status = json!({ "replicas": number(&paths.actual) });
+    let mut status = json!({ "replicas": number(&paths.status_replicas) });
     let selector = match &paths.selector {
         ScaleSelector::None => None,
-        ScaleSelector::Text(path) => get_path(object, path).and_then(Value::as_str).map(Into::into),
-        ScaleSelector::Labels(path) => get_path(object, path)
+        ScaleSelector::String(path) => get_path(object, path).and_then(Value::as_str).map(Into::into),
+        ScaleSelector::LabelSelector(path) => get_path(object, path)
             .and_then(|s| serde_json::from_value::<LabelSelector>(s.clone()).ok())
-            .map(|s| shown_selector(&s)),
+            .map(|s| format_label_selector(&s)),
     };
     if let Some(selector) = selector.filter(|s| !s.is_empty()) {
         status["selector"] = selector.into();

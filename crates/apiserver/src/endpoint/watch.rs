@@ -23,13 +23,13 @@ use crate::http::reply::Reply;
 use crate::state::ServerState;
 use cleat_apimachinery::cache::watch_frames::{WatchFrameCache, WatchFrameKey};
 use cleat_apimachinery::error::ApiError;
-use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::field_error::FieldError;
 use cleat_apimachinery::kind::Kind;
 use cleat_apimachinery::meta;
-use cleat_apimachinery::render::{self, Stored};
+use cleat_apimachinery::render::{self, StoredObject};
 use cleat_apimachinery::selector::Selector;
 use cleat_apimachinery::table;
-use cleat_apimachinery::table::Include;
+use cleat_apimachinery::table::IncludeObject;
 
 const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
 /// A watch without `timeoutSeconds` ends after a random time in this range, so that not all watches restart at once.
@@ -174,7 +174,7 @@ impl WatchStream {
             WatchStart::CurrentState { end_bookmark } => {
                 let current = state.store.revision().await?;
                 if let Some(requested) = version.filter(|v| *v > current) {
-                    return Err(ApiError::VersionTooLarge { asked: requested, current });
+                    return Err(ApiError::VersionTooLarge { requested, current });
                 }
                 let kind = &*self.writer.kind;
                 let snapshot = state.store_of(kind).list(Range { prefix, ..Range::default() }).await?;
@@ -194,7 +194,7 @@ impl WatchStream {
         let mut out = BytesMut::new();
         while out.len() < CHUNK_BYTES {
             let Some(entry) = self.initial.pop_front() else { break };
-            self.writer.event(&mut out, "ADDED", &Stored::from(&entry.entry()));
+            self.writer.event(&mut out, "ADDED", &StoredObject::from(&entry.entry()));
         }
         if self.initial.is_empty()
             && let Some(revision) = self.end_bookmark.take()
@@ -308,7 +308,7 @@ fn watch_error(error: WatchError) -> ApiError {
         WatchError::TooOld { asked, oldest } => {
             ApiError::Expired(format!("too old resource version: {asked} ({oldest})"))
         }
-        WatchError::Future { asked, current } => ApiError::VersionTooLarge { asked, current },
+        WatchError::Future { asked, current } => ApiError::VersionTooLarge { requested: asked, current },
         WatchError::Closed => ApiError::Unavailable,
         WatchError::Read(error) => error.into(),
     }
@@ -316,11 +316,12 @@ fn watch_error(error: WatchError) -> ApiError {
 
 /// The event that a watch with this selector gets for a change: an object that starts or stops matching is added or deleted.
 /// None if the object matches neither before nor after the change.
-fn selected_event(kind: &dyn Kind, selector: &Selector, event: &Event) -> Option<(&'static str, Stored)> {
+fn selected_event(kind: &dyn Kind, selector: &Selector, event: &Event) -> Option<(&'static str, StoredObject)> {
     let matches =
         |entry: &Option<Entry>| entry.as_ref().is_some_and(|e| selector.is_everything() || selector.matches(kind, e));
-    let at_revision =
-        |entry: &Option<Entry>| entry.as_ref().map(|e| Stored { value: e.value.clone(), revision: event.revision });
+    let at_revision = |entry: &Option<Entry>| {
+        entry.as_ref().map(|e| StoredObject { value: e.value.clone(), revision: event.revision })
+    };
     match (matches(&event.old), matches(&event.new)) {
         (false, true) => at_revision(&event.new).map(|s| ("ADDED", s)),
         (true, true) => at_revision(&event.new).map(|s| ("MODIFIED", s)),
@@ -336,13 +337,13 @@ struct EventWriter {
     frames: Option<Arc<WatchFrameCache>>,
     kind: Arc<dyn Kind>,
     representation: Representation,
-    include: Include,
+    include: IncludeObject,
     columns_sent: bool,
 }
 
 impl EventWriter {
     /// The line of a change, from the cache if another watch has encoded it.
-    fn shared_line(&mut self, name: &'static str, stored: &Stored) -> Bytes {
+    fn shared_line(&mut self, name: &'static str, stored: &StoredObject) -> Bytes {
         let frames = self.frames.clone();
         let key = WatchFrameKey { revision: stored.revision, event: name, form: self.representation as usize };
         let mut encode = || {
@@ -356,18 +357,18 @@ impl EventWriter {
         }
     }
 
-    fn event(&mut self, out: &mut BytesMut, name: &str, stored: &Stored) {
+    fn event(&mut self, out: &mut BytesMut, name: &str, stored: &StoredObject) {
         out.put_slice(br#"{"type":""#);
         out.put_slice(name.as_bytes());
         out.put_slice(br#"","object":"#);
         match self.representation {
-            Representation::Full => render::object(out, self.kind.descriptor(), stored),
-            Representation::Metadata => render::partial(out, stored),
+            Representation::Full => render::write_object(out, self.kind.descriptor(), stored),
+            Representation::Metadata => render::write_partial_metadata(out, stored),
             Representation::Table => {
                 let metadata = json!({ "resourceVersion": stored.revision.to_string() });
                 table::open(out, &*self.kind, &metadata, !self.columns_sent);
                 self.columns_sent = true;
-                table::row(out, &*self.kind, stored, self.include, meta::now());
+                table::write_row(out, &*self.kind, stored, self.include, meta::now());
                 table::close(out);
             }
         }

@@ -10,14 +10,14 @@ use crate::admission;
 use crate::http::query::WriteMode;
 use crate::state::ServerState;
 use cleat_apimachinery::address::ObjectAddress;
-use cleat_apimachinery::descriptor::{FirstWrite, PutVersion};
+use cleat_apimachinery::descriptor::{FirstUpdate, PutVersion};
 use cleat_apimachinery::error::ApiError;
-use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::field_error::FieldError;
 use cleat_apimachinery::kind::{Kind, Object, typed, typed_mut};
-use cleat_apimachinery::managed_fields::{Current, Document, Encoded, SplitObject, decode};
+use cleat_apimachinery::managed_fields::{CurrentObject, EncodedObject, ManagedObject, SplitObject, decode};
 use cleat_apimachinery::meta;
 use cleat_apimachinery::part::ObjectPart;
-use cleat_apimachinery::render::Stored;
+use cleat_apimachinery::render::StoredObject;
 use cleat_auth::actor::Actor;
 use cleat_auth::write_authorization;
 
@@ -34,23 +34,23 @@ pub(crate) enum UpdateSource {
 
 /// The object after a write, encoded and decoded.
 pub(crate) struct WrittenObject {
-    pub(crate) stored: Stored,
+    pub(crate) stored: StoredObject,
     /// The object without managedFields; they are only in `stored`.
     pub(crate) object: Arc<dyn Object>,
 }
 
 impl WrittenObject {
     /// Not inserted into the cache: for dry runs and removed objects, which no later request may find.
-    pub(super) fn uncached(stored: Stored, mut object: Box<dyn Object>) -> Self {
+    pub(super) fn uncached(stored: StoredObject, mut object: Box<dyn Object>) -> Self {
         object.meta_mut().resource_version = (stored.revision > 0).then(|| stored.revision.to_string());
         Self { stored, object: object.into() }
     }
 
     /// Inserted into the cache of decoded objects, where the next update of the object finds it.
-    pub(super) fn cached(state: &ServerState, kind: &dyn Kind, stored: Stored, object: Box<dyn Object>) -> Self {
+    pub(super) fn cached(state: &ServerState, kind: &dyn Kind, stored: StoredObject, object: Box<dyn Object>) -> Self {
         let written = Self::uncached(stored, object);
         if kind.is_cacheable() {
-            let Stored { value, revision } = &written.stored;
+            let StoredObject { value, revision } = &written.stored;
             state.decoded_objects.insert(*revision, value.len(), written.object.clone());
         }
         written
@@ -63,10 +63,10 @@ pub(crate) async fn insert(
     actor: &Actor,
     kind: &dyn Kind,
     namespace: Option<&str>,
-    document: Document,
+    document: ManagedObject,
     mode: WriteMode,
 ) -> Result<WrittenObject, ApiError> {
-    let Document { mut object, owners } = document;
+    let ManagedObject { mut object, owners } = document;
     let d = kind.descriptor();
     let now = meta::now();
     if object.meta().resource_version.as_deref().is_some_and(|v| !v.is_empty() && v != "0") {
@@ -75,9 +75,9 @@ pub(crate) async fn insert(
     meta::wipe_for_create(object.meta_mut());
     set_namespace(d.namespaced, namespace, &mut *object)?;
     meta::normalise(object.meta_mut());
-    kind.default(&mut *object);
-    write_authorization::create(&state.security.authorizer, actor, kind, &*object).await?;
-    admission::create(state, kind, &mut *object).await?;
+    kind.set_defaults(&mut *object);
+    write_authorization::check_create(&state.security.authorizer, actor, kind, &*object).await?;
+    admission::admit_create(state, kind, &mut *object).await?;
     meta::stamp_created(object.meta_mut(), now);
     let base = object.meta().generate_name.clone().filter(|_| object.meta().name.is_none());
     // A copy without a name, for further attempts with another generated name.
@@ -94,20 +94,20 @@ pub(crate) async fn insert(
         let name = object.meta().name.clone().unwrap_or_default();
         let mut errors = meta::validate(object.meta(), kind.name_rule(), d.finalizers());
         errors.extend(kind.validate(&*object));
-        errors.extend(kind.validate_new(&*object));
+        errors.extend(kind.validate_create(&*object));
         if !errors.is_empty() {
             return Err(ApiError::invalid(d, &name, errors));
         }
-        let value = Encoded::of(&mut *object).with(&owners);
+        let value = EncodedObject::of(&mut *object).with_owners(&owners);
         let key = d.key(namespace, &name);
         if mode == WriteMode::DryRun {
             return match state.store_of(kind).get(&key).await? {
                 Some(entry) => Err(already_exists(kind, &name, &entry)),
-                None => Ok(WrittenObject::uncached(Stored { value, revision: 0 }, object)),
+                None => Ok(WrittenObject::uncached(StoredObject { value, revision: 0 }, object)),
             };
         }
         match state.store_of(kind).create(&key, value.clone()).await {
-            Ok(revision) => return Ok(WrittenObject::cached(state, kind, Stored { value, revision }, object)),
+            Ok(revision) => return Ok(WrittenObject::cached(state, kind, StoredObject { value, revision }, object)),
             Err(WriteError::Exists { .. }) if base.is_some() && attempt < MAX_NAME_ATTEMPTS => {}
             Err(WriteError::Exists { current, .. }) => return Err(already_exists(kind, &name, &current)),
             Err(error) => return Err(error.into()),
@@ -133,7 +133,7 @@ fn set_namespace(namespaced: bool, namespace: Option<&str>, object: &mut dyn Obj
 }
 
 /// Computes the new object from the stored one. Called again after each conflict with another write.
-pub(crate) type Change<'a> = dyn FnMut(&Current<'_>) -> Result<Document, ApiError> + Send + 'a;
+pub(crate) type Change<'a> = dyn FnMut(&CurrentObject<'_>) -> Result<ManagedObject, ApiError> + Send + 'a;
 
 /// Changes a stored object. Removes it instead if the change takes away the last finalizer of an object marked for deletion.
 /// Writes nothing if the result equals the stored object apart from the times of field owners.
@@ -149,21 +149,21 @@ pub(crate) async fn modify(
     let key = at.key();
     loop {
         let entry = state.store_of(at.kind).get(&key).await?.ok_or_else(|| at.not_found())?;
-        let stored = Stored::from(&entry);
-        let current = Current::of(&state.decoded_objects, at.kind, &entry, &stored)?;
-        let Document { object: mut new, owners } = change(&current)?;
-        let Current { object: old, divided: SplitObject { owners: owners_before, .. }, .. } = current;
+        let stored = StoredObject::from(&entry);
+        let current = CurrentObject::of(&state.decoded_objects, at.kind, &entry, &stored)?;
+        let ManagedObject { object: mut new, owners } = change(&current)?;
+        let CurrentObject { object: old, split: SplitObject { owners: owners_before, .. }, .. } = current;
         check_identity(&at, source, &*new, &*old, entry.modified)?;
         carry_over(&at, part, &mut *new, &*old);
-        write_authorization::update(&state.security.authorizer, actor, &at, part, &*new, &*old).await?;
+        write_authorization::check_update(&state.security.authorizer, actor, &at, part, &*new, &*old).await?;
         if part == ObjectPart::Main {
-            admission::update(state, at.kind, &mut *new, &*old).await?;
+            admission::admit_update(state, at.kind, &mut *new, &*old).await?;
         }
         restore_other_parts(&at, part, &mut *new, &*old);
         validate(&at, part, &*new, &*old)?;
         if new.meta().deletion_timestamp.is_some() && is_removable(at.kind, &*new) {
-            let value = Encoded::of(&mut *new).with(&owners);
-            let last = WrittenObject::uncached(Stored { value, ..stored }, new);
+            let value = EncodedObject::of(&mut *new).with_owners(&owners);
+            let last = WrittenObject::uncached(StoredObject { value, ..stored }, new);
             if mode == WriteMode::DryRun {
                 return Ok(last);
             }
@@ -175,19 +175,21 @@ pub(crate) async fn modify(
                 Err(error) => return Err(error.into()),
             }
         }
-        let encoded = Encoded::of(&mut *new);
+        let encoded = EncodedObject::of(&mut *new);
         // A write that would change only the times of field owners is not stored.
-        let is_unchanged = encoded.is(&owners_before, &entry.value) && owners.same_but_times(&owners_before);
-        let is_always_stored = at.descriptor().first_write == FirstWrite::Counts && entry.modified == entry.created;
+        let is_unchanged =
+            encoded.equals_stored(&owners_before, &entry.value) && owners.equals_ignoring_times(&owners_before);
+        let is_always_stored =
+            at.descriptor().first_update == FirstUpdate::AlwaysStored && entry.modified == entry.created;
         if is_unchanged && !is_always_stored {
             return Ok(WrittenObject::cached(state, at.kind, stored, new));
         }
-        let value = encoded.with(if is_unchanged { &owners_before } else { &owners });
+        let value = encoded.with_owners(if is_unchanged { &owners_before } else { &owners });
         if mode == WriteMode::DryRun {
-            return Ok(WrittenObject::uncached(Stored { value, ..stored }, new));
+            return Ok(WrittenObject::uncached(StoredObject { value, ..stored }, new));
         }
         match state.store_of(at.kind).update(&key, entry.modified, value.clone()).await {
-            Ok(revision) => return Ok(WrittenObject::cached(state, at.kind, Stored { value, revision }, new)),
+            Ok(revision) => return Ok(WrittenObject::cached(state, at.kind, StoredObject { value, revision }, new)),
             // Computed again from the new state. A change that names a resourceVersion fails there.
             Err(WriteError::Conflict { .. }) => {}
             Err(WriteError::Missing { .. }) => return Err(at.not_found()),
@@ -201,7 +203,7 @@ pub(crate) fn is_removable(kind: &dyn Kind, object: &dyn Object) -> bool {
     let meta = object.meta();
     meta.finalizers.as_ref().is_none_or(Vec::is_empty)
         && meta.deletion_grace_period_seconds.unwrap_or(0) == 0
-        && !kind.is_held(object)
+        && !kind.is_deletion_blocked(object)
 }
 
 fn check_identity(
@@ -255,7 +257,7 @@ fn carry_over(at: &ObjectAddress<'_>, part: ObjectPart, new: &mut dyn Object, ol
     if part != ObjectPart::Whole {
         meta::carry_over(new.meta_mut(), old.meta());
         meta::normalise(new.meta_mut());
-        at.kind.default(new);
+        at.kind.set_defaults(new);
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cleat_apimachinery::error::ApiError;
 use cleat_apimachinery::selector;
-use cleat_auth::authenticate::{ANONYMOUS, Caller};
+use cleat_auth::authenticate::{ANONYMOUS_USER, Caller};
 use cleat_auth::impersonate;
 use cleat_auth::request_info::{RequestInfo, ResourcePath};
 use http::request::Parts;
@@ -31,12 +31,12 @@ pub(crate) fn request_info(state: &ServerState, parts: &Parts, route: &Route, qu
         state.kinds().find(&t.group, &t.version, &t.plural).is_some()
             || review::find(&t.group, &t.version, &t.plural).is_some()
     });
-    RequestInfo { verb, uri: parts.uri.clone(), target, fields, known }
+    RequestInfo { verb, uri: parts.uri.clone(), target, field_selector: fields, is_served: known }
 }
 
 /// Adds the name that the field selector of a list or watch requires: rights for one name cover such requests.
 fn with_selected_name(target: &Arc<ResourcePath>, fields: &str) -> Arc<ResourcePath> {
-    let name = || selector::required(fields, "metadata.name").filter(|n| !n.is_empty());
+    let name = || selector::required_value(fields, "metadata.name").filter(|n| !n.is_empty());
     match target.name.is_none().then(name).flatten() {
         Some(name) => Arc::new(ResourcePath { name: Some(name), ..ResourcePath::clone(target) }),
         None => target.clone(),
@@ -83,9 +83,9 @@ pub(crate) async fn authorize(
     headers: &HeaderMap,
     info: &RequestInfo,
 ) -> Result<Arc<Caller>, ApiError> {
-    let caller = impersonate::effective(&state.security.authorizer, caller, headers).await?;
+    let caller = impersonate::effective_caller(&state.security.authorizer, caller, headers).await?;
     match state.security.authorizer.require(&caller, &info.attributes()).await {
-        Err(_) if caller.name == ANONYMOUS => Err(ApiError::Unauthorized),
+        Err(_) if caller.name == ANONYMOUS_USER => Err(ApiError::Unauthorized),
         other => other.map(|()| caller),
     }
 }

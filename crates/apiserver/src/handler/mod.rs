@@ -40,7 +40,7 @@ where
     let route = route::parse(parts.uri.path());
     let query = Query::parse(parts.uri.query());
     let info = authorize::request_info(&state, &parts, &route, &query);
-    let id = state.security.ids.of(&parts.headers);
+    let id = state.security.audit_ids.id_for(&parts.headers);
     let indent = wants_indentation(&query, &parts.headers);
     let authenticated = state.security.authenticator.authenticate(&peer, &parts.headers).await;
     let authorized = match &authenticated {
@@ -50,7 +50,7 @@ where
     let outcome = match &authorized {
         // The body of a refused request is not read.
         Err(error) => Err(error.clone()),
-        Ok(caller) => match body.read(state.limits.body).await {
+        Ok(caller) => match body.read(state.limits.body_timeout).await {
             Ok(body) => {
                 let (caller, verb) = (caller.clone(), info.verb);
                 let request = AuthorizedRequest { parts, query, body, caller, verb, closing };
@@ -65,8 +65,8 @@ where
         Err(error) => reply::error(&error),
     };
     let (code, duration) = (response.status(), started.elapsed());
-    state.security.metrics.answered(&info, code, duration);
-    if let Some(audit) = &state.security.audit {
+    state.security.metrics.record_response(&info, code, duration);
+    if let Some(audit) = &state.security.audit_log {
         audit.record(
             id.to_str().unwrap_or_default(),
             authenticated.as_deref().ok(),
@@ -76,9 +76,9 @@ where
             duration,
         );
     }
-    response.headers_mut().insert(audit::ID, id);
+    response.headers_mut().insert(audit::AUDIT_ID_HEADER, id);
     if info.verb == "watch" && code == StatusCode::OK {
-        let watching = state.security.metrics.watching(&info);
+        let watching = state.security.metrics.track_watch(&info);
         return response.map(|body| body.with_guard(watching));
     }
     response
@@ -123,11 +123,11 @@ async fn route_request(state: &Arc<ServerState>, route: Route, request: Authoriz
         }
         Route::Health(_) => Ok(health::check(state, parts.uri.path(), parts.uri.query()).await),
         Route::Version => Ok(discovery::version()),
-        Route::Metrics => match state.security.metrics.text(&*state.store, &kinds).await {
+        Route::Metrics => match state.security.metrics.encode(&*state.store, &kinds).await {
             Ok(text) => Ok(Reply { content_type: metrics::MEDIA_TYPE, ..Reply::text(StatusCode::OK, text) }),
             Err(error) => Err(ApiError::Internal(error.to_string())),
         },
-        Route::OpenIdConfiguration => Ok(Reply::json(StatusCode::OK, &token::configuration())),
+        Route::OpenIdConfiguration => Ok(Reply::json(StatusCode::OK, &token::openid_configuration())),
         Route::OpenIdKeys => Ok(Reply {
             content_type: "application/jwk-set+json",
             ..Reply::json(StatusCode::OK, &state.security.authenticator.signer.key_set())
@@ -141,8 +141,8 @@ async fn route_request(state: &Arc<ServerState>, route: Route, request: Authoriz
         Route::OpenApiV3 => Ok(openapi::v3_index(&kinds)),
         Route::OpenApiV3Document(path) => openapi::v3_document(&kinds, &path, openapi::DocumentRequest::new(&parts)),
         Route::Resource(target)
-            if kinds.in_version(&target.group, &target.version).next().is_none()
-                && !review::is_group(&target.group, &target.version) =>
+            if kinds.in_group_version(&target.group, &target.version).next().is_none()
+                && !review::is_group_version(&target.group, &target.version) =>
         {
             Ok(page_not_found())
         }
@@ -160,7 +160,7 @@ async fn route_request(state: &Arc<ServerState>, route: Route, request: Authoriz
                 closing,
             };
             match review::find(&target.group, &target.version, &target.plural) {
-                Some(_) => review::answer(state, &request, &caller, &target).await,
+                Some(_) => review::handle(state, &request, &caller, &target).await,
                 None => endpoint::dispatch(state, request, &target).await,
             }
         }

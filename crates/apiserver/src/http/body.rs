@@ -94,7 +94,7 @@ where
             return Ok(RequestBody::encoded(Bytes::new()));
         }
         let reading = Limited::new(self.0, MAX_BODY_BYTES).collect();
-        let Ok(outcome) = tokio::time::timeout(timeout, reading).await else { return Err(ApiError::Slow) };
+        let Ok(outcome) = tokio::time::timeout(timeout, reading).await else { return Err(ApiError::BodyTimeout) };
         match outcome {
             Ok(collected) => Ok(RequestBody::encoded(collected.to_bytes())),
             Err(error) if error.is::<LengthLimitError>() => Err(ApiError::TooLarge { limit: MAX_BODY_BYTES }),

@@ -55,7 +55,7 @@ impl ResourceRequest {
         encode: impl FnOnce(Box<dyn Object>) -> (T, Bytes),
     ) -> Option<T> {
         let RequestBody::Object(body) = &self.body else { return None };
-        let (result, json) = encode(kind.adopt(body)?);
+        let (result, json) = encode(kind.take_typed(body)?);
         self.encoded_object.get_or_init(|| json);
         Some(result)
     }

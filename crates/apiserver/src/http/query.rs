@@ -5,8 +5,8 @@ use std::time::Duration;
 use cleat_store::Revision;
 
 use cleat_apimachinery::error::ApiError;
-use cleat_apimachinery::field::FieldError;
-use cleat_apimachinery::table::Include;
+use cleat_apimachinery::field_error::FieldError;
+use cleat_apimachinery::table::IncludeObject;
 
 /// The longest field manager name, in bytes. A name taken from the user agent is cut to as many characters.
 const MAX_FIELD_MANAGER_LEN: usize = 128;
@@ -161,11 +161,11 @@ impl Query {
     }
 
     /// The part of each object that a Table row contains.
-    pub(crate) fn include_object(&self) -> Result<Include, ApiError> {
+    pub(crate) fn include_object(&self) -> Result<IncludeObject, ApiError> {
         match self.non_empty("includeObject") {
-            None | Some("Metadata") => Ok(Include::Metadata),
-            Some("None") => Ok(Include::None),
-            Some("Object") => Ok(Include::Object),
+            None | Some("Metadata") => Ok(IncludeObject::Metadata),
+            Some("None") => Ok(IncludeObject::None),
+            Some("Object") => Ok(IncludeObject::Object),
             Some(other) => Err(ApiError::BadRequest(format!("unrecognized includeObject value: {other:?}"))),
         }
     }

@@ -17,8 +17,8 @@ use sha2::{Digest, Sha256};
 
 use crate::http::reply::Reply;
 use cleat_apimachinery::error::ApiError;
-use cleat_apimachinery::schema::builtin::Definitions;
-use cleat_registry::catalog::Kinds;
+use cleat_apimachinery::schema::builtin::OpenApiDefinitions;
+use cleat_registry::catalog::ServedKinds;
 
 /// The media type of the protobuf form. Clients request it with `@` before the version, which is not valid in Content-Type.
 const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
@@ -40,7 +40,7 @@ impl<'a> DocumentRequest<'a> {
     }
 }
 
-pub(crate) fn v2(kinds: &Kinds, request: DocumentRequest<'_>) -> Reply {
+pub(crate) fn v2(kinds: &ServedKinds, request: DocumentRequest<'_>) -> Reply {
     let is_protobuf = request.accept.is_some_and(|a| a.contains("protobuf"));
     let hash = hash_of_kinds(kinds, |_, _| true);
     let etag = if is_protobuf { format!("{hash}P") } else { hash };
@@ -59,12 +59,12 @@ fn document_path(group: &str, version: &str) -> String {
     if group.is_empty() { format!("api/{version}") } else { format!("apis/{group}/{version}") }
 }
 
-fn document_url(kinds: &Kinds, group: &str, version: &str) -> (String, String) {
+fn document_url(kinds: &ServedKinds, group: &str, version: &str) -> (String, String) {
     let hash = hash_of_kinds(kinds, |g, v| g == group && v == version);
     (format!("/openapi/v3/{}?hash={hash}", document_path(group, version)), hash)
 }
 
-pub(crate) fn v3_index(kinds: &Kinds) -> Reply {
+pub(crate) fn v3_index(kinds: &ServedKinds) -> Reply {
     let mut paths = Map::new();
     for (group, versions) in kinds.groups() {
         for version in versions {
@@ -75,7 +75,7 @@ pub(crate) fn v3_index(kinds: &Kinds) -> Reply {
     Reply::json(StatusCode::OK, &json!({ "paths": paths }))
 }
 
-pub(crate) fn v3_document(kinds: &Kinds, path: &str, request: DocumentRequest<'_>) -> Result<Reply, ApiError> {
+pub(crate) fn v3_document(kinds: &ServedKinds, path: &str, request: DocumentRequest<'_>) -> Result<Reply, ApiError> {
     let groups = kinds.groups();
     let (group, version) = groups
         .iter()
@@ -113,14 +113,14 @@ fn not_modified(hash: &str, request: DocumentRequest<'_>) -> Option<Reply> {
 
 /// A hash that changes whenever the documents of the included versions change. Built-in kinds change only with the program's
 /// version; of custom resources the schema is hashed.
-fn hash_of_kinds(kinds: &Kinds, included: impl Fn(&str, &str) -> bool) -> String {
+fn hash_of_kinds(kinds: &ServedKinds, included: impl Fn(&str, &str) -> bool) -> String {
     let mut hasher = Sha256::new();
     hasher.update(env!("CARGO_PKG_VERSION"));
     for kind in kinds.iter().filter(|k| included(&k.descriptor().group, &k.descriptor().version)) {
         hasher.update(format!("{:?}", kind.descriptor()));
-        if !kind.merges_strategically() {
-            let mut definitions = Definitions::new();
-            if let Some(name) = kind.describe(&mut definitions) {
+        if !kind.supports_strategic_merge() {
+            let mut definitions = OpenApiDefinitions::new();
+            if let Some(name) = kind.add_openapi_definition(&mut definitions) {
                 let definition = definitions.finish().remove(&name).unwrap_or_default();
                 hasher.update(definition.to_string());
             }

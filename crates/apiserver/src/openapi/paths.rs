@@ -104,7 +104,7 @@ impl Operations<'_> {
     fn body(&self, verb: &str, operation: &mut Value, parameters: &mut Vec<Value>) {
         let media: Vec<&str> = match verb {
             "patch" => {
-                let strategic = self.kind.merges_strategically();
+                let strategic = self.kind.supports_strategic_merge();
                 PATCH_MEDIA_TYPES.into_iter().filter(|b| strategic || !b.contains("strategic")).collect()
             }
             _ => vec!["application/json"],

@@ -3,18 +3,18 @@
 use serde_json::{Map, Value, json};
 
 use super::paths::{self, Dialect};
-use cleat_apimachinery::schema::builtin::{Definitions, PREFIX};
-use cleat_registry::catalog::Kinds;
+use cleat_apimachinery::schema::builtin::{DEFINITION_REF_PREFIX, OpenApiDefinitions};
+use cleat_registry::catalog::ServedKinds;
 
 const REFERENCE: &str = "#/definitions/";
 
-pub(super) fn document(kinds: &Kinds) -> Value {
-    let mut all = Definitions::new();
+pub(super) fn document(kinds: &ServedKinds) -> Value {
+    let mut all = OpenApiDefinitions::new();
     let mut all_paths = Map::new();
     let mut defined_kinds: Vec<(String, Value)> = Vec::new();
     for kind in kinds.iter() {
         let d = kind.descriptor();
-        let name = kind.describe(&mut all);
+        let name = kind.add_openapi_definition(&mut all);
         let schema = name.as_ref().map(|name| format!("{REFERENCE}{name}"));
         paths::add_paths(&**kind, schema.as_deref(), Dialect::V2, &mut all_paths);
         defined_kinds.extend(name.map(|n| (n, json!({ "group": d.group, "version": d.version, "kind": d.kind }))));
@@ -52,7 +52,7 @@ fn to_v2_schema(schema: &mut Value) {
                 fields.remove(unsupported);
             }
             if let Some(Value::String(reference)) = fields.get_mut("$ref") {
-                *reference = reference.replacen(PREFIX, REFERENCE, 1);
+                *reference = reference.replacen(DEFINITION_REF_PREFIX, REFERENCE, 1);
             }
             fields.values_mut().for_each(to_v2_schema);
         }

@@ -3,16 +3,16 @@
 use serde_json::{Map, Value, json};
 
 use super::paths::{self, Dialect};
-use cleat_apimachinery::schema::builtin::{Definitions, PREFIX};
-use cleat_registry::catalog::Kinds;
+use cleat_apimachinery::schema::builtin::{DEFINITION_REF_PREFIX, OpenApiDefinitions};
+use cleat_registry::catalog::ServedKinds;
 
-pub(super) fn document(kinds: &Kinds, group: &str, version: &str) -> Value {
-    let mut definitions = Definitions::new();
+pub(super) fn document(kinds: &ServedKinds, group: &str, version: &str) -> Value {
+    let mut definitions = OpenApiDefinitions::new();
     let mut all_paths = Map::new();
     let mut defined_kinds = Vec::new();
-    for kind in kinds.in_version(group, version) {
-        let name = kind.describe(&mut definitions);
-        let schema = name.as_ref().map(|name| format!("{PREFIX}{name}"));
+    for kind in kinds.in_group_version(group, version) {
+        let name = kind.add_openapi_definition(&mut definitions);
+        let schema = name.as_ref().map(|name| format!("{DEFINITION_REF_PREFIX}{name}"));
         paths::add_paths(&**kind, schema.as_deref(), Dialect::V3, &mut all_paths);
         defined_kinds.extend(name.map(|name| (name, kind)));
     }

@@ -1,4 +1,4 @@
-//! SubjectAccessReview and its siblings: may this one do that?
+//! SubjectAccessReview, SelfSubjectAccessReview, LocalSubjectAccessReview and SelfSubjectRulesReview.
 
 use k8s_openapi::api::authorization::v1::{
     LocalSubjectAccessReview, NonResourceAttributes, NonResourceRule, ResourceAttributes, ResourceRule,
@@ -6,63 +6,70 @@ use k8s_openapi::api::authorization::v1::{
     SubjectAccessReviewStatus, SubjectRulesReviewStatus,
 };
 
-use super::{body, created, invalid};
+use super::{decode_body, invalid, reply_created};
 use crate::http::ResourceRequest;
 use crate::http::reply::Reply;
 use crate::state::ServerState;
 use cleat_apimachinery::descriptor::Descriptor;
 use cleat_apimachinery::error::ApiError;
-use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::field_error::FieldError;
 use cleat_auth::authenticate::Caller;
-use cleat_auth::authorize::{Attributes, What};
+use cleat_auth::authorize::{Attributes, RequestTarget};
 
-pub(super) async fn own(
+/// SelfSubjectAccessReview: may the caller do this?
+pub(super) async fn review_own_access(
     api: &ServerState,
     call: &ResourceRequest,
     d: &Descriptor,
     caller: &Caller,
 ) -> Result<Reply, ApiError> {
-    let mut review: SelfSubjectAccessReview = body(call, d)?;
+    let mut review: SelfSubjectAccessReview = decode_body(call, d)?;
     let spec = &review.spec;
-    check_question(d, spec.resource_attributes.as_ref(), spec.non_resource_attributes.as_ref())?;
-    let status = judge(api, caller, spec.resource_attributes.as_ref(), spec.non_resource_attributes.as_ref()).await;
+    check_one_target(d, spec.resource_attributes.as_ref(), spec.non_resource_attributes.as_ref())?;
+    let status = decide(api, caller, spec.resource_attributes.as_ref(), spec.non_resource_attributes.as_ref()).await;
     review.status = Some(status);
-    created(&review)
+    reply_created(&review)
 }
 
-pub(super) async fn subject(api: &ServerState, call: &ResourceRequest, d: &Descriptor) -> Result<Reply, ApiError> {
-    let mut review: SubjectAccessReview = body(call, d)?;
-    review.status = Some(about(api, d, &review.spec).await?);
-    created(&review)
+/// SubjectAccessReview: may the user of the spec do this?
+pub(super) async fn review_access(
+    api: &ServerState,
+    call: &ResourceRequest,
+    d: &Descriptor,
+) -> Result<Reply, ApiError> {
+    let mut review: SubjectAccessReview = decode_body(call, d)?;
+    review.status = Some(decide_for_subject(api, d, &review.spec).await?);
+    reply_created(&review)
 }
 
-pub(super) async fn local(
+/// LocalSubjectAccessReview: may the user of the spec do this in the namespace?
+pub(super) async fn review_local_access(
     api: &ServerState,
     call: &ResourceRequest,
     d: &Descriptor,
     namespace: &str,
 ) -> Result<Reply, ApiError> {
-    let mut review: LocalSubjectAccessReview = body(call, d)?;
-    let asked = review.spec.resource_attributes.as_ref().and_then(|a| a.namespace.as_deref()).unwrap_or_default();
-    if asked != namespace {
+    let mut review: LocalSubjectAccessReview = decode_body(call, d)?;
+    let reviewed = review.spec.resource_attributes.as_ref().and_then(|a| a.namespace.as_deref()).unwrap_or_default();
+    if reviewed != namespace {
         let why = "must match metadata.namespace";
-        return invalid(d, FieldError::invalid("spec.resourceAttributes.namespace", asked, why));
+        return invalid(d, FieldError::invalid("spec.resourceAttributes.namespace", reviewed, why));
     }
     if review.spec.non_resource_attributes.is_some() {
         let path = "spec.nonResourceAttributes";
         return invalid(d, FieldError::forbidden(path, "disallowed on this kind of request"));
     }
     review.metadata.namespace = Some(namespace.into());
-    review.status = Some(about(api, d, &review.spec).await?);
-    created(&review)
+    review.status = Some(decide_for_subject(api, d, &review.spec).await?);
+    reply_created(&review)
 }
 
-async fn about(
+async fn decide_for_subject(
     api: &ServerState,
     d: &Descriptor,
     spec: &SubjectAccessReviewSpec,
 ) -> Result<SubjectAccessReviewStatus, ApiError> {
-    check_question(d, spec.resource_attributes.as_ref(), spec.non_resource_attributes.as_ref())?;
+    check_one_target(d, spec.resource_attributes.as_ref(), spec.non_resource_attributes.as_ref())?;
     let name = spec.user.clone().unwrap_or_default();
     let groups = spec.groups.clone().unwrap_or_default();
     if name.is_empty() && groups.is_empty() {
@@ -71,10 +78,11 @@ async fn about(
     }
     let uid = spec.uid.clone().unwrap_or_default();
     let caller = Caller { name, uid, groups, extra: spec.extra.clone().unwrap_or_default() };
-    Ok(judge(api, &caller, spec.resource_attributes.as_ref(), spec.non_resource_attributes.as_ref()).await)
+    Ok(decide(api, &caller, spec.resource_attributes.as_ref(), spec.non_resource_attributes.as_ref()).await)
 }
 
-fn check_question(
+/// Either the resource attributes or the non-resource attributes must be set, not both.
+fn check_one_target(
     d: &Descriptor,
     resource: Option<&ResourceAttributes>,
     path: Option<&NonResourceAttributes>,
@@ -87,51 +95,54 @@ fn check_question(
     }
 }
 
-async fn judge(
+async fn decide(
     api: &ServerState,
     caller: &Caller,
     resource: Option<&ResourceAttributes>,
     path: Option<&NonResourceAttributes>,
 ) -> SubjectAccessReviewStatus {
-    let text = |value: &'_ Option<String>| value.clone().unwrap_or_default();
-    let verdict = match (resource, path) {
-        (Some(asked), _) => {
-            let (group, plural, subresource) = (text(&asked.group), text(&asked.resource), text(&asked.subresource));
-            let (verb, name, namespace) = (text(&asked.verb), text(&asked.name), text(&asked.namespace));
-            let fields = asked.field_selector.as_ref().and_then(|f| f.raw_selector.clone()).unwrap_or_default();
-            let what = What::Resource {
+    let to_string = |value: &'_ Option<String>| value.clone().unwrap_or_default();
+    let decision = match (resource, path) {
+        (Some(resource), _) => {
+            let (group, plural, subresource) =
+                (to_string(&resource.group), to_string(&resource.resource), to_string(&resource.subresource));
+            let (verb, name, namespace) =
+                (to_string(&resource.verb), to_string(&resource.name), to_string(&resource.namespace));
+            let selector = resource.field_selector.as_ref().and_then(|s| s.raw_selector.clone()).unwrap_or_default();
+            let target = RequestTarget::Resource {
                 group: &group,
                 plural: &plural,
                 subresource: &subresource,
                 namespace: Some(namespace.as_str()).filter(|n| !n.is_empty()),
                 name: &name,
             };
-            let asked = Attributes { fields: &fields, ..Attributes::new(&verb, what) };
-            api.security.authorizer.decide(caller, &asked).await
+            let attributes = Attributes { field_selector: &selector, ..Attributes::new(&verb, target) };
+            api.security.authorizer.decide(caller, &attributes).await
         }
-        (None, asked) => {
-            let (path, verb) = asked.map(|a| (text(&a.path), text(&a.verb))).unwrap_or_default();
-            api.security.authorizer.decide(caller, &Attributes::new(&verb, What::Path(&path))).await
+        (None, path) => {
+            let (path, verb) = path.map(|a| (to_string(&a.path), to_string(&a.verb))).unwrap_or_default();
+            api.security.authorizer.decide(caller, &Attributes::new(&verb, RequestTarget::Path(&path))).await
         }
     };
     SubjectAccessReviewStatus {
-        allowed: verdict.is_allowed(),
-        reason: Some(verdict.reason()).filter(|r| !r.is_empty()),
+        allowed: decision.is_allowed(),
+        reason: Some(decision.reason()).filter(|r| !r.is_empty()),
         ..SubjectAccessReviewStatus::default()
     }
 }
 
-pub(super) async fn rules(
+/// SelfSubjectRulesReview: what may the caller do in the namespace?
+pub(super) async fn review_own_rules(
     api: &ServerState,
     call: &ResourceRequest,
     d: &Descriptor,
     caller: &Caller,
 ) -> Result<Reply, ApiError> {
-    let mut review: SelfSubjectRulesReview = body(call, d)?;
+    let mut review: SelfSubjectRulesReview = decode_body(call, d)?;
     let namespace = review.spec.namespace.clone().filter(|n| !n.is_empty());
     let Some(namespace) = namespace else { return Err(ApiError::BadRequest("no namespace on request".into())) };
     let mut status = SubjectRulesReviewStatus::default();
-    for rule in api.security.authorizer.rules(caller, Some(&namespace)).await {
+    for rule in api.security.authorizer.rules_for(caller, Some(&namespace)).await {
         match rule.non_resource_urls.filter(|urls| !urls.is_empty()) {
             Some(urls) => {
                 status.non_resource_rules.push(NonResourceRule { non_resource_urls: Some(urls), verbs: rule.verbs });
@@ -144,8 +155,8 @@ pub(super) async fn rules(
             }),
         }
     }
-    // What a node needs beyond its roles depends on its pods and cannot be listed.
-    status.incomplete = caller.node().is_some();
+    // The list does not contain what the node authorizer allows: that depends on the pods of the node.
+    status.incomplete = caller.node_name().is_some();
     review.status = Some(status);
-    created(&review)
+    reply_created(&review)
 }

@@ -1,15 +1,16 @@
-//! Reviews: questions about tokens and rights that are answered and never stored. They look like resources that can
-//! only be created.
+//! Reviews: resources that can only be created and are never stored. The response to the create has the result in its
+//! status.
 
 mod access;
 mod token;
 
-pub(crate) use token::request as request_token;
+pub(crate) use token::request_token;
 
 use std::sync::{Arc, LazyLock};
 
 use http::{Method, StatusCode};
 use k8s_openapi::api::authentication::v1::{SelfSubjectReview, SelfSubjectReviewStatus, UserInfo};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -17,8 +18,9 @@ use crate::http::ResourceRequest;
 use crate::http::reply::{JSON, Reply};
 use crate::state::ServerState;
 use cleat_apimachinery::descriptor::Descriptor;
-use cleat_apimachinery::error::{ApiError, GroupKind};
-use cleat_apimachinery::field::FieldError;
+use cleat_apimachinery::error::ApiError;
+use cleat_apimachinery::field_error::FieldError;
+use cleat_apimachinery::meta;
 use cleat_auth::authenticate::Caller;
 use cleat_auth::request_info::ResourcePath;
 
@@ -26,32 +28,33 @@ const AUTHENTICATION: &str = "authentication.k8s.io";
 const AUTHORIZATION: &str = "authorization.k8s.io";
 
 static DESCRIPTORS: LazyLock<Vec<Descriptor>> = LazyLock::new(|| {
-    let of = |group, kind, plural| Descriptor::new(group, "v1", kind, plural).only_created();
+    let review = |group, kind, plural| Descriptor::new(group, "v1", kind, plural).create_only();
     vec![
-        of(AUTHENTICATION, "SelfSubjectReview", "selfsubjectreviews").cluster_scoped(),
-        of(AUTHENTICATION, "TokenReview", "tokenreviews").cluster_scoped(),
-        of(AUTHORIZATION, "LocalSubjectAccessReview", "localsubjectaccessreviews"),
-        of(AUTHORIZATION, "SelfSubjectAccessReview", "selfsubjectaccessreviews").cluster_scoped(),
-        of(AUTHORIZATION, "SelfSubjectRulesReview", "selfsubjectrulesreviews").cluster_scoped(),
-        of(AUTHORIZATION, "SubjectAccessReview", "subjectaccessreviews").cluster_scoped(),
+        review(AUTHENTICATION, "SelfSubjectReview", "selfsubjectreviews").cluster_scoped(),
+        review(AUTHENTICATION, "TokenReview", "tokenreviews").cluster_scoped(),
+        review(AUTHORIZATION, "LocalSubjectAccessReview", "localsubjectaccessreviews"),
+        review(AUTHORIZATION, "SelfSubjectAccessReview", "selfsubjectaccessreviews").cluster_scoped(),
+        review(AUTHORIZATION, "SelfSubjectRulesReview", "selfsubjectrulesreviews").cluster_scoped(),
+        review(AUTHORIZATION, "SubjectAccessReview", "subjectaccessreviews").cluster_scoped(),
     ]
 });
 
-/// What discovery tells about reviews.
+/// The review resources, for discovery.
 pub(crate) fn descriptors() -> &'static [Descriptor] {
     &DESCRIPTORS
 }
 
-/// The review a path names, if it names one.
+/// The review resource with this group, version and plural. `None` if there is none.
 pub(crate) fn find(group: &str, version: &str, plural: &str) -> Option<&'static Descriptor> {
     DESCRIPTORS.iter().find(|d| d.group == group && d.version == version && d.plural == plural)
 }
 
-pub(crate) fn is_group(group: &str, version: &str) -> bool {
+/// Is there a review resource in this group and version?
+pub(crate) fn is_group_version(group: &str, version: &str) -> bool {
     DESCRIPTORS.iter().any(|d| d.group == group && d.version == version)
 }
 
-pub(crate) async fn answer(
+pub(crate) async fn handle(
     api: &Arc<ServerState>,
     call: &ResourceRequest,
     caller: &Caller,
@@ -67,23 +70,19 @@ pub(crate) async fn answer(
     call.query.write_mode("CreateOptions")?;
     match d.kind.as_str() {
         "SelfSubjectReview" => {
-            let mut review: SelfSubjectReview = body(call, d)?;
-            review.metadata.creation_timestamp = Some(k8s_time(cleat_apimachinery::meta::now()));
+            let mut review: SelfSubjectReview = decode_body(call, d)?;
+            review.metadata.creation_timestamp = Some(Time(meta::now()));
             review.status = Some(SelfSubjectReviewStatus { user_info: Some(user_info(caller)) });
-            created(&review)
+            reply_created(&review)
         }
-        "TokenReview" => token::review(api, call, d).await,
+        "TokenReview" => token::review_token(api, call, d).await,
         "LocalSubjectAccessReview" => {
-            access::local(api, call, d, target.namespace.as_deref().unwrap_or_default()).await
+            access::review_local_access(api, call, d, target.namespace.as_deref().unwrap_or_default()).await
         }
-        "SelfSubjectAccessReview" => access::own(api, call, d, caller).await,
-        "SelfSubjectRulesReview" => access::rules(api, call, d, caller).await,
-        _ => access::subject(api, call, d).await,
+        "SelfSubjectAccessReview" => access::review_own_access(api, call, d, caller).await,
+        "SelfSubjectRulesReview" => access::review_own_rules(api, call, d, caller).await,
+        _ => access::review_access(api, call, d).await,
     }
-}
-
-fn k8s_time(at: jiff::Timestamp) -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Time {
-    k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at)
 }
 
 fn user_info(caller: &Caller) -> UserInfo {
@@ -95,7 +94,7 @@ fn user_info(caller: &Caller) -> UserInfo {
     }
 }
 
-fn created(object: &impl Serialize) -> Result<Reply, ApiError> {
+fn reply_created(object: &impl Serialize) -> Result<Reply, ApiError> {
     let body = serde_json::to_vec(object).map_err(|e| ApiError::Internal(e.to_string()))?;
     Ok(Reply::bytes(StatusCode::CREATED, body))
 }
@@ -104,8 +103,8 @@ fn invalid<T>(d: &Descriptor, error: FieldError) -> Result<T, ApiError> {
     Err(ApiError::invalid(d, "", vec![error]))
 }
 
-/// The body, which must be of the kind the URL names, if it says what it is.
-fn body<T: DeserializeOwned>(call: &ResourceRequest, d: &Descriptor) -> Result<T, ApiError> {
+/// Decodes the body. Its apiVersion and kind may be missing; otherwise they must be those of the descriptor.
+fn decode_body<T: DeserializeOwned>(call: &ResourceRequest, d: &Descriptor) -> Result<T, ApiError> {
     let media = call.content_type.as_deref().unwrap_or_default().split(';').next().unwrap_or_default().trim();
     if !matches!(media, "" | "*/*" | JSON) {
         return Err(ApiError::UnsupportedMediaType(JSON));
@@ -125,13 +124,8 @@ fn body<T: DeserializeOwned>(call: &ResourceRequest, d: &Descriptor) -> Result<T
         }
         object.insert(key.into(), wanted.into());
     }
-    // The types have every one of these, but leave out a `null`.
+    // A field that is `null` is the same as a missing one, but not every type accepts `null`.
     object.retain(|_, value| !value.is_null());
     object.entry("metadata").or_insert_with(|| serde_json::json!({}));
     serde_json::from_value(value).map_err(|e| unreadable(e.to_string()))
-}
-
-/// What an error about a body names when it has no descriptor of its own.
-fn group_kind(group: &str, kind: &str) -> GroupKind {
-    GroupKind { group: group.into(), kind: kind.into() }
 }

@@ -118,7 +118,7 @@ impl NodeAuthorizer<'_> {
 
 /// Does the field selector restrict a list of pods to those assigned to the node?
 fn selects_pods_of(field_selector: &str, node: &str) -> bool {
-    selector::required(field_selector, "spec.nodeName").is_some_and(|value| value == node)
+    selector::required_value(field_selector, "spec.nodeName").is_some_and(|value| value == node)
 }
 
 #[cfg(test)]

@@ -104,7 +104,7 @@ async fn check_create_verb(
 mod tests {
     use std::sync::Arc;
 
-    use cleat_registry::catalog::Catalog;
+    use cleat_registry::catalog::KindCatalog;
     use cleat_registry::reader::ObjectReader;
     use cleat_store::EmbeddedStore;
     use k8s_openapi::api::core::v1::Node;
@@ -126,7 +126,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = EmbeddedStore::open(&dir.path().join("store.redb"), Default::default()).unwrap();
         let store: Arc<dyn Store> = Arc::new(store);
-        let catalog = Arc::new(Catalog::builtin());
+        let catalog = Arc::new(KindCatalog::builtin());
         let authorizer = Authorizer::new(ObjectReader::new(store.clone(), catalog.clone()));
         let kinds = catalog.kinds();
         let nodes = &**kinds.find("", "v1", "nodes").unwrap();
@@ -168,7 +168,7 @@ mod tests {
     async fn an_update_that_creates_needs_the_verb_create() {
         let dir = tempfile::tempdir().unwrap();
         let store = EmbeddedStore::open(&dir.path().join("store.redb"), Default::default()).unwrap();
-        let catalog = Arc::new(Catalog::builtin());
+        let catalog = Arc::new(KindCatalog::builtin());
         let authorizer = Authorizer::new(ObjectReader::new(Arc::new(store), catalog.clone()));
         let kinds = catalog.kinds();
         let nodes = &**kinds.find("", "v1", "nodes").unwrap();

@@ -1,4 +1,6 @@
-//! Events do not stay: one that nobody has repeated for an hour is deleted.
+//! Deletes events that were last observed more than an hour ago.
+//!
+//! It deletes from the store directly, as the server itself: finalizers and write authorization do not apply.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,86 +13,90 @@ use serde::Deserialize;
 use crate::state::ServerState;
 
 const EVENTS: &str = "/registry/events/";
-const LIFETIME: Duration = Duration::from_secs(3600);
-const PERIOD: Duration = Duration::from_secs(60);
+const EVENT_LIFETIME: Duration = Duration::from_secs(3600);
+const MIN_SWEEP_INTERVAL: Duration = Duration::from_secs(60);
+const MAX_SWEEP_INTERVAL: Duration = Duration::from_secs(600);
 
-/// Sweeps until the server goes away.
+/// Runs until the server closes.
 pub(crate) async fn run(api: Arc<ServerState>) {
     let closing = api.closing.clone();
-    let mut pause = Duration::ZERO;
-    while closing.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
-        pause = sweep(&api, Timestamp::now()).await;
+    let mut interval = Duration::ZERO;
+    while closing.run_until_cancelled(tokio::time::sleep(interval)).await.is_some() {
+        interval = sweep(&api, Timestamp::now()).await;
     }
 }
 
-/// Says how long there will be nothing to do.
+/// Deletes the expired events. Returns the time until the next sweep.
 async fn sweep(api: &ServerState, now: Timestamp) -> Duration {
-    let Ok(snapshot) = api.store.list(Range { prefix: EVENTS, ..Range::default() }).await else { return PERIOD };
-    // An event that comes after this is heard of after it.
+    let Ok(snapshot) = api.store.list(Range { prefix: EVENTS, ..Range::default() }).await else {
+        return MIN_SWEEP_INTERVAL;
+    };
+    // Events that are created after the list are observed later than `now`.
     let mut oldest = now;
     for entry in snapshot.entries() {
-        let Some(last) = serde_json::from_slice::<Heard>(&entry.value).ok().and_then(|heard| heard.last()) else {
-            continue;
-        };
+        let times = serde_json::from_slice::<EventTimes>(&entry.value).ok();
+        let Some(last) = times.and_then(EventTimes::last_observed) else { continue };
         if !is_expired(last, now) {
             oldest = oldest.min(last);
             continue;
         }
         match api.store.delete(&entry.key, entry.modified).await {
-            // Somebody repeated or deleted it meanwhile.
+            // A client has updated or deleted it in the meantime.
             Ok(_) | Err(WriteError::Conflict { .. } | WriteError::Missing { .. }) => {}
             Err(error) => {
-                tracing::warn!(%error, "expired events stay for now");
-                return PERIOD;
+                tracing::warn!(%error, "cannot delete an expired event, trying again later");
+                return MIN_SWEEP_INTERVAL;
             }
         }
     }
-    pause(oldest, now)
+    next_interval(oldest, now)
 }
 
-/// How long to wait for the oldest. Clocks are set and events are edited: not as long as it may take.
-fn pause(oldest: Timestamp, now: Timestamp) -> Duration {
-    let left = LIFETIME.saturating_sub(now.duration_since(oldest).unsigned_abs());
-    left.clamp(PERIOD, 10 * PERIOD)
+/// The time until the oldest event expires, within the bounds. There is an upper bound because the clock may be set and
+/// events may be edited in the meantime.
+fn next_interval(oldest: Timestamp, now: Timestamp) -> Duration {
+    let left = EVENT_LIFETIME.saturating_sub(now.duration_since(oldest).unsigned_abs());
+    left.clamp(MIN_SWEEP_INTERVAL, MAX_SWEEP_INTERVAL)
 }
 
-/// When something was heard of an event, and nothing else of it: most events are looked at in vain.
+/// The times of an event. The other fields are not decoded: a sweep reads every event and deletes few.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Heard {
-    series: Option<Series>,
+struct EventTimes {
+    series: Option<SeriesTimes>,
     last_timestamp: Option<Time>,
     event_time: Option<MicroTime>,
-    metadata: Metadata,
+    metadata: MetadataTimes,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Series {
+struct SeriesTimes {
     last_observed_time: Option<MicroTime>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Metadata {
+struct MetadataTimes {
     creation_timestamp: Option<Time>,
 }
 
-impl Heard {
-    fn last(self) -> Option<Timestamp> {
-        let heard = [
+impl EventTimes {
+    /// The latest of the times. `None` if the event has none.
+    fn last_observed(self) -> Option<Timestamp> {
+        let times = [
             self.series.and_then(|s| s.last_observed_time).map(|t| t.0),
             self.last_timestamp.map(|t| t.0),
             self.event_time.map(|t| t.0),
             self.metadata.creation_timestamp.map(|t| t.0),
         ];
-        heard.into_iter().flatten().max()
+        times.into_iter().flatten().max()
     }
 }
 
-/// Whether nothing was heard of the event for its lifetime.
+/// False also if `last` is in the future: another server's clock may be ahead.
 fn is_expired(last: Timestamp, now: Timestamp) -> bool {
-    now.duration_since(last).unsigned_abs() > LIFETIME && now > last
+    now.duration_since(last).unsigned_abs() > EVENT_LIFETIME && now > last
 }
 
 #[cfg(test)]
@@ -100,29 +106,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_lives_an_hour_after_it_was_last_heard_of() {
+    fn an_event_expires_an_hour_after_it_was_last_observed() {
         let at = |seconds| Some(Time(Timestamp::from_second(seconds).unwrap()));
         let now = Timestamp::from_second(100_000).unwrap();
         for (case, created, last, want) in [
-            ("just made", 99_999, None, false),
-            ("made long ago", 90_000, None, true),
-            ("made long ago, repeated lately", 90_000, at(99_000), false),
+            ("just created", 99_999, None, false),
+            ("created long ago", 90_000, None, true),
+            ("created long ago, observed recently", 90_000, at(99_000), false),
             ("from a clock ahead of ours", 200_000, None, false),
         ] {
             let mut event = Event { last_timestamp: last, ..Default::default() };
             event.metadata.creation_timestamp = at(created);
-            let heard: Heard = serde_json::from_value(serde_json::to_value(&event).unwrap()).unwrap();
-            assert_eq!(is_expired(heard.last().unwrap(), now), want, "{case}");
+            let times: EventTimes = serde_json::from_value(serde_json::to_value(&event).unwrap()).unwrap();
+            assert_eq!(is_expired(times.last_observed().unwrap(), now), want, "{case}");
         }
     }
 
     #[test]
-    fn what_was_heard_last_counts_wherever_it_is_written() {
+    fn the_latest_time_counts_in_whichever_field_it_is() {
         let time = |second: i64| Timestamp::from_second(second).unwrap();
         let mut event = Event::default();
         let last = |event: &Event| {
-            let heard: Heard = serde_json::from_value(serde_json::to_value(event).unwrap()).unwrap();
-            heard.last()
+            let times: EventTimes = serde_json::from_value(serde_json::to_value(event).unwrap()).unwrap();
+            times.last_observed()
         };
         assert_eq!(last(&event), None);
         event.metadata.creation_timestamp = Some(Time(time(1)));
@@ -136,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_looks_before_there_can_be_something_to_see() {
+    fn the_next_sweep_is_when_the_oldest_event_expires() {
         let now = Timestamp::from_second(100_000).unwrap();
         for (case, oldest, want) in [
             ("nothing is old", 100_000, 600),
@@ -145,7 +151,7 @@ mod tests {
             ("from a clock ahead of ours", 200_000, 60),
         ] {
             let oldest = Timestamp::from_second(oldest).unwrap();
-            assert_eq!(pause(oldest, now), Duration::from_secs(want), "{case}");
+            assert_eq!(next_interval(oldest, now), Duration::from_secs(want), "{case}");
         }
     }
 }
