@@ -116,7 +116,7 @@ fn a_separate_provisioner_accepts_the_flags_of_external_provisioner() {
     );
     let listening = sidecar.wait_log("metrics are served");
     let address = listening.split("address=").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
-    sidecar.wait_log("leading");
+    sidecar.wait_log("lease acquired");
     let sidecar = sidecar.drain_log();
     let volume = stack.wait_bound("c");
     let uid = stack.field("pvc/c", "{.metadata.uid}");
@@ -279,7 +279,7 @@ fn another_provisioner_takes_over_when_the_leader_dies() {
         "--leader-election-retry-period=500ms",
     ];
     let mut first = Sidecar::start(&machine, &election);
-    first.wait_log("leading");
+    first.wait_log("lease acquired");
     let first = first.drain_log();
     stack.apply(&claim("a"));
     stack.wait_bound("a");
@@ -287,7 +287,7 @@ fn another_provisioner_takes_over_when_the_leader_dies() {
     second.wait_log("driver connected");
     first.end(rustix::process::Signal::KILL);
     stack.apply(&claim("b"));
-    second.wait_log("leading");
+    second.wait_log("lease acquired");
     let _second = second.drain_log();
     stack.wait_bound("b");
     stack.delete("pvc/a");
@@ -320,7 +320,7 @@ fn a_separate_attacher_attaches_and_publishes_again_what_the_driver_lost() {
             "-v=2",
         ],
     );
-    sidecar.wait_log("leading");
+    sidecar.wait_log("lease acquired");
     sidecar.wait_log("volume published");
     stack.wait_mounted("p");
     let held = stack.field(&format!("pv/{volume}"), "{.metadata.finalizers}");
@@ -332,7 +332,7 @@ fn a_separate_attacher_attaches_and_publishes_again_what_the_driver_lost() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let unpublish = v1::ControllerUnpublishVolumeRequest { volume_id: handle, ..Default::default() };
     runtime.block_on(driver.controller_unpublish_volume(unpublish)).unwrap();
-    sidecar.wait_log("the driver shows another state");
+    sidecar.wait_log("driver contradicts the attachment");
     sidecar.wait_log("volume published");
     let listed = runtime.block_on(driver.list_volumes(v1::ListVolumesRequest::default())).unwrap();
     let nodes = listed.entries[0].status.as_ref().unwrap().published_node_ids.clone();

@@ -141,15 +141,15 @@ mod tests {
         reservations.refresh(&name);
     }
 
-    const ONCE: &[&str] = &["ReadWriteOnce"];
+    const READ_WRITE_ONCE_MODES: &[&str] = &["ReadWriteOnce"];
 
     #[test]
     fn the_index_finds_the_same_volume_as_a_search_of_all_volumes() {
         let all = vec![
-            volume("big", "9Gi", ONCE),
-            volume("b", "3Gi", ONCE),
-            volume("a", "3Gi", ONCE),
-            volume("small", "1Gi", ONCE),
+            volume("big", "9Gi", READ_WRITE_ONCE_MODES),
+            volume("b", "3Gi", READ_WRITE_ONCE_MODES),
+            volume("a", "3Gi", READ_WRITE_ONCE_MODES),
+            volume("small", "1Gi", READ_WRITE_ONCE_MODES),
             volume("shared", "2Gi", &["ReadWriteOnce", "ReadWriteMany"]),
             volume("read", "2Gi", &["ReadOnlyMany"]),
         ];
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn concurrent_claims_reserve_different_volumes() {
-        let (_, reservations, returned) = reservations(vec![volume("a", "1Gi", ONCE), volume("b", "1Gi", ONCE)]);
+        let (_, reservations, returned) = reservations(vec![volume("a", "1Gi", READ_WRITE_ONCE_MODES), volume("b", "1Gi", READ_WRITE_ONCE_MODES)]);
         let claim = build::claim("ns", "c", Some("fast"), "1Gi");
         let first = reservations.reserve(&claim).unwrap();
         let second = reservations.reserve(&claim).unwrap();
@@ -186,9 +186,9 @@ mod tests {
 
     #[test]
     fn only_available_volumes_are_in_the_index() {
-        let (cache, reservations, _) = reservations(vec![volume("a", "1Gi", ONCE)]);
+        let (cache, reservations, _) = reservations(vec![volume("a", "1Gi", READ_WRITE_ONCE_MODES)]);
         let claim = build::claim("ns", "c", Some("fast"), "1Gi");
-        let mut changed = volume("a", "1Gi", ONCE);
+        let mut changed = volume("a", "1Gi", READ_WRITE_ONCE_MODES);
         changed.metadata.resource_version = Some("2".to_owned());
         changed.spec.as_mut().unwrap().claim_ref = Some(build::reference(&claim));
         put(&cache, &reservations, changed.clone());
