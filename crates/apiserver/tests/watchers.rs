@@ -64,10 +64,10 @@ struct Relay {
 }
 
 impl Relay {
-    async fn start(address: SocketAddr) -> Self {
+    async fn start(server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (target, targets) = watch::channel(address);
+        let (target, targets) = watch::channel(server);
         let (epoch, epochs) = watch::channel(0);
         tokio::spawn(async move {
             while let Ok((mut client, _)) = listener.accept().await {
