@@ -1,7 +1,7 @@
 //! Throughput, latency and memory of the API server: `cargo xtask bench api`.
 //!
-//! Every write is durable. Writers are kube clients, in the server's process or over TLS on the loopback interface. To measure
-//! memory, the server runs in its own process: this program with the argument `fill` or `serve`.
+//! Every write is durable. Writers are kube clients, in the server's process or over TLS on the loopback interface. To
+//! measure memory, the server runs in its own process: this program with the argument `fill` or `serve`.
 //!
 //! `CLEAT_BENCH_OBJECTS` sets the number of objects (default 100,000), TMPDIR the disk.
 

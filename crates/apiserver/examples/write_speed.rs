@@ -1,4 +1,5 @@
-//! Measures the latency of durable in-process writes: `cargo run --release -p cleat-apiserver --example write_speed [COUNT]`.
+//! Measures the latency of durable in-process writes: `cargo run --release -p cleat-apiserver --example write_speed
+//! [COUNT]`.
 
 use std::time::{Duration, Instant};
 

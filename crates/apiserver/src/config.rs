@@ -16,7 +16,8 @@ pub struct Config {
     pub data_dir: PathBuf,
     /// Port 0 means any free port; `ApiServer::address` returns the one in use.
     pub listen: SocketAddr,
-    /// Host names and addresses that clients use besides this machine's own; they become part of the server's certificate.
+    /// Host names and addresses that clients use besides this machine's own; they become part of the server's
+    /// certificate.
     pub extra_names: Vec<String>,
     pub history: HistoryLimits,
     pub limits: Limits,

@@ -13,7 +13,8 @@ use cleat_registry::catalog::ServedKinds;
 /// The Kubernetes minor version that clients see.
 const MINOR: &str = "34";
 
-/// A subresource: its name, the kind of its body, the body's group and version if they differ from the resource's, its verbs.
+/// A subresource: its name, the kind of its body, the body's group and version if they differ from the resource's, its
+/// verbs.
 type Subresource<'a> = (&'a str, &'a str, Option<(&'a str, &'a str)>, &'a [&'a str]);
 
 /// Subresources beyond `status`, by resource of the core group.

@@ -1,11 +1,11 @@
 //! The Kubernetes API server.
 //!
-//! A request passes these steps: `http` parses it, `handler` authenticates and authorizes the caller and routes the request,
-//! `endpoint` carries out the verb with admission and the strategy of the kind, and the store makes a write durable before the
-//! reply is sent.
+//! A request passes these steps: `http` parses it, `handler` authenticates and authorizes the caller and routes the
+//! request, `endpoint` carries out the verb with admission and the strategy of the kind, and the store makes a write
+//! durable before the reply is sent.
 //!
-//! [`ApiServer`] serves kubectl and other clients over TLS, and components in the same process without a socket, through
-//! [`ApiServer::client`] and [`ApiServer::transport`]. Requests of both pass the same steps.
+//! [`ApiServer`] serves kubectl and other clients over TLS, and components in the same process without a socket,
+//! through [`ApiServer::client`] and [`ApiServer::transport`]. Requests of both pass the same steps.
 
 mod admission;
 mod aggregate_roles;

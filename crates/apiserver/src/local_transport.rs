@@ -1,5 +1,5 @@
-//! Requests from components in the same process. Their user is fixed when the transport is created; after that they pass the
-//! same authorization, admission and validation as requests over HTTP.
+//! Requests from components in the same process. Their user is fixed when the transport is created; after that they
+//! pass the same authorization, admission and validation as requests over HTTP.
 
 use std::sync::{Arc, Weak};
 
@@ -28,8 +28,8 @@ impl LocalTransport {
     }
 
     async fn handle(&self, request: Request<RequestBody>) -> Response<ResponseBody> {
-        // Many replies are ready without waiting. Without this, a caller that sends one request after another would never yield to
-        // other tasks.
+        // Many replies are ready without waiting. Without this, a caller that sends one request after another would
+        // never yield to other tasks.
         tokio::task::consume_budget().await;
         match self.state.upgrade() {
             Some(state) => {

@@ -1,5 +1,5 @@
-//! [`ApiServer`]: opens the data directory, wires the parts of the server together, starts its background tasks, and gives
-//! clients to components in the process.
+//! [`ApiServer`]: opens the data directory, wires the parts of the server together, starts its background tasks, and
+//! gives clients to components in the process.
 
 use std::convert::Infallible;
 use std::fs;
@@ -62,8 +62,8 @@ pub struct ApiServer {
 }
 
 impl ApiServer {
-    /// Opens or creates the data directory and binds the socket. Connections wait until `serve` runs; clients in the process
-    /// work at once.
+    /// Opens or creates the data directory and binds the socket. Connections wait until `serve` runs; clients in the
+    /// process work at once.
     pub async fn open(config: Config) -> Result<Self, OpenError> {
         let data = config.data_dir;
         create_private_dir(&data).map_err(|source| OpenError::DataDir { path: data.clone(), source })?;
@@ -134,19 +134,20 @@ impl ApiServer {
         Ok(Self { state, listener: Arc::new(listener), address, tls, kubeconfig, released })
     }
 
-    /// A client in the process that acts as `user` and has every right. It uses no socket. After the server is closed, its
-    /// requests fail with 503 Service Unavailable.
+    /// A client in the process that acts as `user` and has every right. It uses no socket. After the server is closed,
+    /// its requests fail with 503 Service Unavailable.
     pub fn client(&self, user: &str) -> kube::Client {
         self.client_as(Caller::trusted(user))
     }
 
-    /// A client in the process with the rights that roles grant to `user`. `system:node:NAME` has the rights of that node.
+    /// A client in the process with the rights that roles grant to `user`. `system:node:NAME` has the rights of that
+    /// node.
     pub fn component(&self, user: &str) -> kube::Client {
         self.client_as(Caller::component(user))
     }
 
-    /// The transport of a Cleat component in the process, with the rights that roles grant to `user`. Requests run on the
-    /// caller's task, and objects are passed without encoding.
+    /// The transport of a Cleat component in the process, with the rights that roles grant to `user`. Requests run on
+    /// the caller's task, and objects are passed without encoding.
     pub fn transport(&self, user: &str) -> Arc<dyn Transport> {
         Arc::new(LocalTransport::new(&self.state, Caller::component(user)))
     }
@@ -178,7 +179,8 @@ impl ApiServer {
         &self.kubeconfig
     }
 
-    /// Serves the socket until `stop` is cancelled. Then watches end at once, and other requests get a few seconds to finish.
+    /// Serves the socket until `stop` is cancelled. Then watches end at once, and other requests get a few seconds to
+    /// finish.
     pub fn serve(&self, stop: CancellationToken) -> impl Future<Output = ()> + Send + 'static {
         serve::serve(self.state.clone(), self.listener.clone(), self.tls.clone(), stop)
     }

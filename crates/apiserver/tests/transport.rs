@@ -147,8 +147,8 @@ async fn an_object_is_treated_like_its_encoded_form() {
     let provisioner = server.transport("system:cleat:provisioner");
     let binder = server.transport("system:cleat:binder");
     let volumes: Api<PersistentVolume> = Api::all(server.client("test"));
-    // The first write fills the cache of body shapes. The empty reclaim policy of the second round is a zero value, which is
-    // not stored.
+    // The first write fills the cache of body shapes. The empty reclaim policy of the second round is a zero value,
+    // which is not stored.
     for zero in [None, Some(String::new())] {
         let mut results = Vec::new();
         for (name, as_object) in [("first", true), ("encoded", false), ("object", true)] {

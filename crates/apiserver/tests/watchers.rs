@@ -102,8 +102,8 @@ impl Relay {
     }
 }
 
-/// The state that a watcher has reported. Applying an event checks that the versions of each object increase and that no
-/// version is reported twice.
+/// The state that a watcher has reported. Applying an event checks that the versions of each object increase and that
+/// no version is reported twice.
 #[derive(Default)]
 struct ObservedState {
     objects: BTreeMap<String, (u64, String)>,

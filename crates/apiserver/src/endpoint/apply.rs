@@ -1,5 +1,5 @@
-//! PATCH by server-side apply. The body lists the fields that its manager wants to own. Field ownership decides which fields
-//! change, which are removed, and which conflict with another manager.
+//! PATCH by server-side apply. The body lists the fields that its manager wants to own. Field ownership decides which
+//! fields change, which are removed, and which conflict with another manager.
 
 use bytes::BytesMut;
 use cleat_apimachinery::address::ObjectAddress;
@@ -65,8 +65,8 @@ pub(crate) async fn apply(
     }
 }
 
-/// Decodes the body and checks its apiVersion, its kind and that it has no managedFields. Returns it with the warnings about
-/// duplicate fields.
+/// Decodes the body and checks its apiVersion, its kind and that it has no managedFields. Returns it with the warnings
+/// about duplicate fields.
 fn parse_configuration(
     at: ObjectAddress<'_>,
     body: &[u8],
@@ -146,7 +146,8 @@ impl ApplyRequest<'_> {
         let apply = |force| self.tracker.apply(&live, &current.split.owners, &self.config, force);
         let applied = match apply(self.force) {
             Err(ApplyError::Conflicts(conflicts)) if self.is_kubectl => {
-                // Fields that kubectl set by client-side apply and that have not changed since belong to kubectl: they are no conflict.
+                // Fields that kubectl set by client-side apply and that have not changed since belong to kubectl: they
+                // are no conflict.
                 let own = self.unchanged_since_client_side_apply(&live);
                 let remaining: Vec<Conflict> = conflicts.into_iter().filter(|c| !own.contains(&c.path)).collect();
                 if remaining.is_empty() { apply(true) } else { Err(ApplyError::Conflicts(remaining)) }

@@ -29,7 +29,8 @@ struct TypeMeta {
 pub(crate) struct DecodedBody {
     pub(crate) object: Box<dyn Object>,
     pub(crate) warnings: Vec<String>,
-    /// The object with its defaults, encoded. Set only if the body came as an object and was encoded for a check anyway.
+    /// The object with its defaults, encoded. Set only if the body came as an object and was encoded for a check
+    /// anyway.
     pub(crate) encoded: Option<Bytes>,
 }
 
@@ -46,8 +47,9 @@ pub(crate) fn decode_body(
         meta::normalise(object.meta_mut());
         kind.set_defaults(&mut *object);
         let encoded = Bytes::from(object.encode());
-        // The object is used without decoding only if decoding its JSON would change nothing and give no warnings: it has no
-        // managedFields, and the shape cache says that a body of this shape has no findings and no zero values to drop.
+        // The object is used without decoding only if decoding its JSON would change nothing and give no warnings: it
+        // has no managedFields, and the shape cache says that a body of this shape has no findings and no zero values
+        // to drop.
         let is_plain = object.meta().managed_fields.is_none()
             && BodyShape::of(BodySource::Request, &encoded).cached(kind.caches()) == Some(false);
         (is_plain.then(|| DecodedBody { object, warnings: Vec::new(), encoded: Some(encoded.clone()) }), encoded)
@@ -71,7 +73,8 @@ fn decode_json(
     // The body `null` means the same as an object without fields.
     let json: &[u8] = if body.trim_ascii() == b"null" { b"{}" } else { body };
     let shape = BodyShape::of(BodySource::Request, json);
-    // A body of a cached shape has no findings. If it cannot be decoded, the full check below finds the error to report.
+    // A body of a cached shape has no findings. If it cannot be decoded, the full check below finds the error to
+    // report.
     if let Some(zeros) = shape.cached(kind.caches())
         && let Ok(object) = decode_without_zeros(kind, DecodeSource::Bytes(json), zeros)
     {

@@ -243,7 +243,8 @@ fn grace_period_seconds(kind: &dyn Kind, options: &DeleteOptions, object: &dyn O
     }
 }
 
-/// Adds the finalizer that the propagation policy stands for and removes the other one. Without a policy nothing changes.
+/// Adds the finalizer that the propagation policy stands for and removes the other one. Without a policy nothing
+/// changes.
 fn set_propagation_finalizer(policy: Option<&str>, object: &mut dyn Object) {
     let wanted = match policy {
         Some("Orphan") => Some(ORPHAN_FINALIZER),

@@ -1,5 +1,6 @@
 //! LIST: one snapshot of the store, filtered by selectors, paged by `limit` and `continue`, in the negotiated
-//! representation. A list larger than `CHUNK_BYTES` is encoded while it is sent, so that the whole reply is never in memory.
+//! representation. A list larger than `CHUNK_BYTES` is encoded while it is sent, so that the whole reply is never in
+//! memory.
 
 use std::sync::Arc;
 

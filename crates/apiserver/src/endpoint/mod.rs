@@ -1,5 +1,6 @@
-//! The verbs of resources, for every kind. A verb decodes its options, applies the common rules, admission and the kind's
-//! strategy, and writes to the store with compare-and-swap. Authentication and authorization have already succeeded.
+//! The verbs of resources, for every kind. A verb decodes its options, applies the common rules, admission and the
+//! kind's strategy, and writes to the store with compare-and-swap. Authentication and authorization have already
+//! succeeded.
 
 mod apply;
 pub(crate) mod binding;

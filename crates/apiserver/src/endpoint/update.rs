@@ -69,8 +69,8 @@ pub(crate) async fn patch(
     let mut change = |current: &CurrentObject<'_>| {
         if let Some(finalizers) = &finalizers_only {
             let mut object = finalizers.apply(current);
-            // If this write removes the object, its managedFields are never stored. They are computed only for a reply that
-            // shows them; a typed reply does not.
+            // If this write removes the object, its managedFields are never stored. They are computed only for a reply
+            // that shows them; a typed reply does not.
             let is_removed = object.meta().deletion_timestamp.is_some() && is_removable(at.kind, &*object);
             let owners = match is_removed && request.body.accepted_reply() != AcceptedReply::Encoded {
                 true => current.split.owners.clone(),

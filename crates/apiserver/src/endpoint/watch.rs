@@ -89,8 +89,8 @@ pub(crate) async fn watch(
     let started = stream.start(state, &prefix, start, options.resource_version).await;
     match started {
         Ok(()) => {}
-        // A resourceVersion that is too old or too new is reported as an event: clients list again only if they find the error
-        // in the stream.
+        // A resourceVersion that is too old or too new is reported as an event: clients list again only if they find
+        // the error in the stream.
         Err(error @ (ApiError::Expired(_) | ApiError::VersionTooLarge { .. })) => stream.failed = Some(error),
         Err(error) => return Err(error),
     }
@@ -148,8 +148,8 @@ struct WatchStream {
     /// An error to send; the stream ends after it.
     failed: Option<ApiError>,
     allow_bookmarks: bool,
-    /// The end of the server, of the connection and of the kind, the deadline, and the next bookmark. A future in this set is
-    /// polled only after it was woken, so that they cost nothing between two events of a busy watch.
+    /// The end of the server, of the connection and of the kind, the deadline, and the next bookmark. A future in this
+    /// set is polled only after it was woken, so that they cost nothing between two events of a busy watch.
     interrupts: FuturesUnordered<BoxFuture<'static, WakeReason>>,
 }
 
@@ -314,8 +314,8 @@ fn watch_error(error: WatchError) -> ApiError {
     }
 }
 
-/// The event that a watch with this selector gets for a change: an object that starts or stops matching is added or deleted.
-/// None if the object matches neither before nor after the change.
+/// The event that a watch with this selector gets for a change: an object that starts or stops matching is added or
+/// deleted. None if the object matches neither before nor after the change.
 fn selected_event(kind: &dyn Kind, selector: &Selector, event: &Event) -> Option<(&'static str, StoredObject)> {
     let matches =
         |entry: &Option<Entry>| entry.as_ref().is_some_and(|e| selector.is_everything() || selector.matches(kind, e));
@@ -332,8 +332,8 @@ fn selected_event(kind: &dyn Kind, selector: &Selector, event: &Event) -> Option
 
 /// Encodes events in the negotiated representation, each on one line.
 struct EventWriter {
-    /// The cache of encoded events. None if the bytes depend on this watch: a Table sends its columns once, and converted kinds
-    /// differ by version.
+    /// The cache of encoded events. None if the bytes depend on this watch: a Table sends its columns once, and
+    /// converted kinds differ by version.
     frames: Option<Arc<WatchFrameCache>>,
     kind: Arc<dyn Kind>,
     representation: Representation,

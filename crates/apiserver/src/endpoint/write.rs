@@ -1,5 +1,5 @@
-//! The two writes of objects: `insert` creates an object, `modify` changes a stored one. Every check that depends on the
-//! stored object runs again when a compare-and-swap fails.
+//! The two writes of objects: `insert` creates an object, `modify` changes a stored one. Every check that depends on
+//! the stored object runs again when a compare-and-swap fails.
 
 use std::sync::Arc;
 
@@ -23,7 +23,8 @@ use cleat_auth::write_authorization;
 
 const MAX_NAME_ATTEMPTS: usize = 8;
 
-/// The request that an update comes from. It decides the error for a wrong uid, and whether a resourceVersion is required.
+/// The request that an update comes from. It decides the error for a wrong uid, and whether a resourceVersion is
+/// required.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UpdateSource {
     Put,
@@ -135,8 +136,8 @@ fn set_namespace(namespaced: bool, namespace: Option<&str>, object: &mut dyn Obj
 /// Computes the new object from the stored one. Called again after each conflict with another write.
 pub(crate) type Change<'a> = dyn FnMut(&CurrentObject<'_>) -> Result<ManagedObject, ApiError> + Send + 'a;
 
-/// Changes a stored object. Removes it instead if the change takes away the last finalizer of an object marked for deletion.
-/// Writes nothing if the result equals the stored object apart from the times of field owners.
+/// Changes a stored object. Removes it instead if the change takes away the last finalizer of an object marked for
+/// deletion. Writes nothing if the result equals the stored object apart from the times of field owners.
 pub(crate) async fn modify(
     state: &ServerState,
     actor: &Actor,
@@ -198,7 +199,8 @@ pub(crate) async fn modify(
     }
 }
 
-/// Returns true if neither finalizers, nor a grace period, nor the kind's own rule delays the removal of a deleted object.
+/// Returns true if neither finalizers, nor a grace period, nor the kind's own rule delays the removal of a deleted
+/// object.
 pub(crate) fn is_removable(kind: &dyn Kind, object: &dyn Object) -> bool {
     let meta = object.meta();
     meta.finalizers.as_ref().is_none_or(Vec::is_empty)

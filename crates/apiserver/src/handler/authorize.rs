@@ -1,5 +1,5 @@
-//! Authorization of every request, before its body is read: derives the verb and the resource from method, path and query,
-//! applies impersonation, and checks the caller's rights.
+//! Authorization of every request, before its body is read: derives the verb and the resource from method, path and
+//! query, applies impersonation, and checks the caller's rights.
 
 use std::sync::Arc;
 
@@ -75,8 +75,8 @@ fn path_verb(method: &Method) -> &'static str {
     }
 }
 
-/// Checks the rights of the caller, or of the user that it impersonates, and returns that user. An anonymous caller without
-/// the right gets 401 Unauthorized, so that clients authenticate.
+/// Checks the rights of the caller, or of the user that it impersonates, and returns that user. An anonymous caller
+/// without the right gets 401 Unauthorized, so that clients authenticate.
 pub(crate) async fn authorize(
     state: &ServerState,
     caller: Arc<Caller>,

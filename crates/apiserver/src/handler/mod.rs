@@ -1,5 +1,5 @@
-//! Handles one request: authenticates, authorizes, routes, converts errors to Status objects, and records the outcome in
-//! metrics and the audit log. Requests to resources are carried out by `endpoint`.
+//! Handles one request: authenticates, authorizes, routes, converts errors to Status objects, and records the outcome
+//! in metrics and the audit log. Requests to resources are carried out by `endpoint`.
 
 mod authorize;
 mod health;
@@ -84,7 +84,8 @@ where
     response
 }
 
-/// Returns true if the reply is to be indented: as the parameter `pretty` says, and without it for browsers, curl and wget.
+/// Returns true if the reply is to be indented: as the parameter `pretty` says, and without it for browsers, curl and
+/// wget.
 fn wants_indentation(query: &Query, headers: &HeaderMap) -> bool {
     match query.get("pretty") {
         Some(value) => !matches!(value, "0" | "false"),

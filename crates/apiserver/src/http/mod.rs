@@ -1,5 +1,5 @@
-//! The HTTP protocol of the API: paths, query parameters, bodies, content negotiation and replies. The modules `handler` and
-//! `endpoint` carry requests out.
+//! The HTTP protocol of the API: paths, query parameters, bodies, content negotiation and replies. The modules
+//! `handler` and `endpoint` carry requests out.
 
 pub(crate) mod accept;
 pub(crate) mod body;
@@ -47,8 +47,9 @@ impl ResourceRequest {
         }
     }
 
-    /// Takes the object of a body that came as an object of the kind's type. `encode` gets the object and returns its JSON,
-    /// which [`ResourceRequest::encoded_body`] returns from then on. None for other bodies, and if the object was taken before.
+    /// Takes the object of a body that came as an object of the kind's type. `encode` gets the object and returns its
+    /// JSON, which [`ResourceRequest::encoded_body`] returns from then on. None for other bodies, and if the object was
+    /// taken before.
     pub(crate) fn take_object<T>(
         &self,
         kind: &dyn Kind,

@@ -54,7 +54,8 @@ pub(crate) fn parse(path: &str) -> Route {
 
 fn resource(group: &str, version: &str, rest: &[&str]) -> Route {
     let (namespace, rest) = match rest {
-        // `status` and `finalize` are the only subresources of a namespace; any other segment there is a resource in it.
+        // `status` and `finalize` are the only subresources of a namespace; any other segment there is a resource in
+        // it.
         ["namespaces", _, "status" | "finalize"] => (None, rest),
         ["namespaces", namespace, inside @ ..] if !inside.is_empty() => (Some((*namespace).into()), inside),
         _ => (None, rest),

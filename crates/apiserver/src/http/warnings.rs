@@ -2,8 +2,8 @@
 
 use http::header::HeaderValue;
 
-/// The limit of all texts together. If they are longer, each is cut to `MAX_SHORTENED_BYTES`, and those beyond the limit are
-/// left out.
+/// The limit of all texts together. If they are longer, each is cut to `MAX_SHORTENED_BYTES`, and those beyond the
+/// limit are left out.
 const MAX_TOTAL_BYTES: usize = 4096;
 const MAX_SHORTENED_BYTES: usize = 256;
 

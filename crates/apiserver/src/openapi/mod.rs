@@ -1,7 +1,7 @@
 //! OpenAPI documents of the served kinds, which kubectl uses for `explain`, validation and merging.
 //!
-//! Documents are generated for each request and not cached: their descriptions make them large. Clients cache them by their ETag, a
-//! hash that is computed without the document.
+//! Documents are generated for each request and not cached: their descriptions make them large. Clients cache them by
+//! their ETag, a hash that is computed without the document.
 
 mod gnostic;
 mod paths;
@@ -20,7 +20,8 @@ use cleat_apimachinery::error::ApiError;
 use cleat_apimachinery::schema::builtin::OpenApiDefinitions;
 use cleat_registry::catalog::ServedKinds;
 
-/// The media type of the protobuf form. Clients request it with `@` before the version, which is not valid in Content-Type.
+/// The media type of the protobuf form. Clients request it with `@` before the version, which is not valid in
+/// Content-Type.
 const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
 
 /// The parts of a request that decide the reply.
@@ -111,8 +112,8 @@ fn not_modified(hash: &str, request: DocumentRequest<'_>) -> Option<Reply> {
     is_current.then(|| Reply::bytes(StatusCode::NOT_MODIFIED, Bytes::new()).with_header(ETAG, quoted(hash)))
 }
 
-/// A hash that changes whenever the documents of the included versions change. Built-in kinds change only with the program's
-/// version; of custom resources the schema is hashed.
+/// A hash that changes whenever the documents of the included versions change. Built-in kinds change only with the
+/// program's version; of custom resources the schema is hashed.
 fn hash_of_kinds(kinds: &ServedKinds, included: impl Fn(&str, &str) -> bool) -> String {
     let mut hasher = Sha256::new();
     hasher.update(env!("CARGO_PKG_VERSION"));

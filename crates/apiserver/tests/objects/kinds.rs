@@ -1,4 +1,5 @@
-//! Behaviour of single kinds: workloads, events in both groups, VolumeAttributesClasses, Secrets, ConfigMaps, nodes, pods.
+//! Behaviour of single kinds: workloads, events in both groups, VolumeAttributesClasses, Secrets, ConfigMaps, nodes,
+//! pods.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,5 @@
-//! JSON patches, merge patches and strategic merge patches: refused patches, merging by schema, and patches of finalizers.
+//! JSON patches, merge patches and strategic merge patches: refused patches, merging by schema, and patches of
+//! finalizers.
 
 use serde_json::{Value, json};
 

@@ -1,6 +1,6 @@
-//! Protobuf request bodies, for the kinds that clients send as protobuf: `kubectl create` (namespace, configmap, secret,
-//! serviceaccount; roles and tokens in `security`) and the CSI sidecars (`sidecars`). A body is converted to JSON and then
-//! handled like any other. Other kinds are refused as an unsupported media type.
+//! Protobuf request bodies, for the kinds that clients send as protobuf: `kubectl create` (namespace, configmap,
+//! secret, serviceaccount; roles and tokens in `security`) and the CSI sidecars (`sidecars`). A body is converted to
+//! JSON and then handled like any other. Other kinds are refused as an unsupported media type.
 
 mod security;
 mod sidecars;

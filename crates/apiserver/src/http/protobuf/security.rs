@@ -1,5 +1,5 @@
-//! The protobuf messages of roles, bindings, tokens and reviews, which `kubectl create role`, `kubectl auth` and `kubectl
-//! create token` send.
+//! The protobuf messages of roles, bindings, tokens and reviews, which `kubectl create role`, `kubectl auth` and
+//! `kubectl create token` send.
 
 use super::FieldType::{Int, Message, MessageList, Text, TextList, TextMap};
 use super::{Field, METADATA};

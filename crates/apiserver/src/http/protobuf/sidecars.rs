@@ -1,5 +1,5 @@
-//! The protobuf messages that CSI sidecars and leader elections send: leases, events, capacities and volumes. Their patches
-//! are JSON.
+//! The protobuf messages that CSI sidecars and leader elections send: leases, events, capacities and volumes. Their
+//! patches are JSON.
 
 use super::FieldType::{
     Bool, InlinedMessage, Int, Message, MessageList, MicroTime, OptionalText, Quantity, QuantityMap, Text, TextList,
