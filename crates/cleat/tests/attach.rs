@@ -3,14 +3,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
-mod support;
-
 use std::fs;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use support::Machine;
-use support::stack::{Stack, claim, pod};
+use cleat_testing::Machine;
+use cleat_testing::stack::{Stack, claim, pod};
+
+const CLEAT: &str = env!("CARGO_BIN_EXE_cleat");
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -68,7 +68,7 @@ impl<'s> AgentlessNode<'s> {
 /// Announces the node in the pool by running its driver once. The announcement remains when the driver exits.
 fn announce_in_pool(machine: &Machine) {
     let socket = machine.scratch("ghost.sock");
-    let mut driver = Command::new(env!("CARGO_BIN_EXE_cleat"))
+    let mut driver = Command::new(CLEAT)
         .args(["driver", "block", "--mode", "node", "--node-id", "ghost", "--pool"])
         .arg(machine.data().join("pool"))
         .arg("--endpoint")
@@ -119,7 +119,7 @@ fn clean_up(machine: &Machine, stack: &Stack) {
 
 #[test]
 fn a_dead_nodes_volume_moves_when_the_node_is_marked_out_of_service() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 1);
     let ghost = AgentlessNode::new(&machine, &stack);
     create_orphaned_volume(&stack, &ghost);
@@ -132,7 +132,7 @@ fn a_dead_nodes_volume_moves_when_the_node_is_marked_out_of_service() {
 
 #[test]
 fn a_deleted_nodes_volume_stays_until_the_node_is_back_without_it() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 1);
     let ghost = AgentlessNode::new(&machine, &stack);
     create_orphaned_volume(&stack, &ghost);
@@ -152,7 +152,7 @@ fn a_deleted_nodes_volume_stays_until_the_node_is_back_without_it() {
 fn volumes_follow_their_pods_through_kills_of_driver_and_stack() {
     const NODES: u16 = 3;
     const VOLUMES: usize = 3;
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let mut stack = Stack::start(&machine, NODES);
     let name = |v: usize| format!("c{v}");
     let node = |v: usize, round: usize| format!("node-{}", (v + round) % usize::from(NODES) + 1);
