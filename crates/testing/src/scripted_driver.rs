@@ -86,11 +86,11 @@ pub struct DriverState {
 #[derive(Clone)]
 pub struct ScriptedDriver {
     state: Arc<watch::Sender<DriverState>>,
-    pub name: &'static str,
-    pub capabilities: &'static [Capability],
+    name: &'static str,
+    capabilities: &'static [Capability],
     /// The zone of its node, as NodeGetInfo reports it.
     pub zone: Option<&'static str>,
-    pub supports_topology: bool,
+    supports_topology: bool,
 }
 
 impl ScriptedDriver {
@@ -101,17 +101,36 @@ impl ScriptedDriver {
         Self { state, name, capabilities, zone: None, supports_topology: false }
     }
 
+    /// Offers only these capabilities of the controller service.
+    pub fn with_capabilities(self, capabilities: &'static [Capability]) -> Self {
+        Self { capabilities, ..self }
+    }
+
+    /// Volumes are accessible only in their zone.
+    pub fn with_topology(self) -> Self {
+        Self { supports_topology: true, ..self }
+    }
+
+    /// With topology, on a node in the zone.
+    pub fn in_zone(self, zone: &'static str) -> Self {
+        Self { zone: Some(zone), ..self.with_topology() }
+    }
+
     /// Serves on a socket in the directory until `stop` is cancelled.
     pub async fn serve(&self, directory: &Path, stop: &CancellationToken) -> Endpoint {
         let socket = format!("{}-{}.sock", self.name, self.zone.unwrap_or("anywhere"));
         let endpoint = Endpoint::unix(directory.join(socket));
+        self.serve_at(&endpoint, stop).await;
+        endpoint
+    }
+
+    pub async fn serve_at(&self, endpoint: &Endpoint, stop: &CancellationToken) {
         let mut routes = Routes::builder();
         routes.add_service(identity_server::IdentityServer::new(self.clone()));
         routes.add_service(controller_server::ControllerServer::new(self.clone()));
         routes.add_service(node_server::NodeServer::new(self.clone()));
-        let listener = server::bind(&endpoint).await.unwrap();
+        let listener = server::bind(endpoint).await.unwrap();
         tokio::spawn(listener.serve(routes.routes(), stop.clone()));
-        endpoint
     }
 
     /// The replies to the next calls of the method, after those that are already scripted. Further calls succeed.
@@ -147,22 +166,25 @@ impl ScriptedDriver {
         self.wait_for(what, |state| holds(state).then_some(())).await;
     }
 
-    /// Records a call and takes the reply that is scripted for it.
-    fn record(&self, method: Method, record: impl FnOnce(&mut DriverState)) -> ScriptedReply {
-        let mut reply = None;
+    /// Takes the reply that is scripted for a call, and applies the call to the state. Both are one change of the state.
+    fn call<T>(&self, method: Method, apply: impl FnOnce(&mut DriverState, &ScriptedReply) -> T) -> (ScriptedReply, T) {
+        let mut result = None;
         self.state.send_modify(|state| {
-            record(state);
-            reply = state.replies.get_mut(&method).and_then(VecDeque::pop_front);
+            let reply = state.replies.get_mut(&method).and_then(VecDeque::pop_front).unwrap_or(ScriptedReply::Succeed);
+            let applied = apply(state, &reply);
+            result = Some((reply, applied));
         });
-        reply.unwrap_or(ScriptedReply::Succeed)
+        result.expect("send_modify calls its argument")
     }
 
-    fn record_node_call(&self, method: Method, path: String) -> ScriptedReply {
-        self.record(method, |state| state.node_calls.push(NodeCall { method, path }))
+    fn node_call(&self, method: Method, path: String) -> ScriptedReply {
+        self.call(method, |state, _| state.node_calls.push(NodeCall { method, path })).0
     }
+}
 
+impl DriverState {
     /// The volume that exists under the requested name, created if there is none.
-    fn create(&self, request: &v1::CreateVolumeRequest, reply: &ScriptedReply) -> v1::Volume {
+    fn create(&mut self, request: &v1::CreateVolumeRequest, reply: &ScriptedReply) -> v1::Volume {
         let requested_bytes = request.capacity_range.map_or(0, |range| range.required_bytes);
         let topologies = request.accessibility_requirements.as_ref().map(|r| r.preferred.clone()).unwrap_or_default();
         let content_source = request.volume_content_source.clone();
@@ -173,14 +195,15 @@ impl ScriptedDriver {
             content_source: content_source.filter(|_| !matches!(reply, ScriptedReply::WithoutSource)),
             accessible_topology: topologies.into_iter().take(1).collect(),
         };
-        self.state.send_modify(|state| {
-            state.volumes.entry(request.name.clone()).or_insert(volume);
-        });
-        self.state().volumes[&request.name].clone()
+        self.volumes.entry(request.name.clone()).or_insert(volume).clone()
     }
 }
 
 impl ScriptedReply {
+    fn has_effect(&self) -> bool {
+        !matches!(self, Self::Fail(_))
+    }
+
     /// Never returns for `Hang`.
     async fn send<T>(self, response: T) -> Result<Response<T>, Status> {
         match self {
@@ -245,9 +268,10 @@ impl controller_server::Controller for ScriptedDriver {
         request: Request<v1::CreateVolumeRequest>,
     ) -> Result<Response<v1::CreateVolumeResponse>, Status> {
         let request = request.into_inner();
-        let reply = self.record(Method::CreateVolume, |state| state.created.push(request.clone()));
-        let has_effect = !matches!(reply, ScriptedReply::Fail(_));
-        let volume = has_effect.then(|| self.create(&request, &reply));
+        let (reply, volume) = self.call(Method::CreateVolume, |state, reply| {
+            state.created.push(request.clone());
+            reply.has_effect().then(|| state.create(&request, reply))
+        });
         reply.send(v1::CreateVolumeResponse { volume }).await
     }
 
@@ -256,10 +280,12 @@ impl controller_server::Controller for ScriptedDriver {
         request: Request<v1::DeleteVolumeRequest>,
     ) -> Result<Response<v1::DeleteVolumeResponse>, Status> {
         let request = request.into_inner();
-        let reply = self.record(Method::DeleteVolume, |state| state.deleted.push(request.clone()));
-        if !matches!(reply, ScriptedReply::Fail(_)) {
-            self.state.send_modify(|state| state.volumes.retain(|_, volume| volume.volume_id != request.volume_id));
-        }
+        let (reply, ()) = self.call(Method::DeleteVolume, |state, reply| {
+            if reply.has_effect() {
+                state.volumes.retain(|_, volume| volume.volume_id != request.volume_id);
+            }
+            state.deleted.push(request);
+        });
         reply.send(v1::DeleteVolumeResponse {}).await
     }
 
@@ -268,7 +294,7 @@ impl controller_server::Controller for ScriptedDriver {
         request: Request<v1::ControllerPublishVolumeRequest>,
     ) -> Result<Response<v1::ControllerPublishVolumeResponse>, Status> {
         let request = request.into_inner();
-        let reply = self.record(Method::ControllerPublishVolume, |state| state.published.push(request));
+        let (reply, ()) = self.call(Method::ControllerPublishVolume, |state, _| state.published.push(request));
         let (key, value) = PUBLISH_CONTEXT;
         let publish_context = HashMap::from([(key.to_owned(), value.to_owned())]);
         reply.send(v1::ControllerPublishVolumeResponse { publish_context }).await
@@ -279,7 +305,7 @@ impl controller_server::Controller for ScriptedDriver {
         request: Request<v1::ControllerUnpublishVolumeRequest>,
     ) -> Result<Response<v1::ControllerUnpublishVolumeResponse>, Status> {
         let request = request.into_inner();
-        let reply = self.record(Method::ControllerUnpublishVolume, |state| state.unpublished.push(request));
+        let (reply, ()) = self.call(Method::ControllerUnpublishVolume, |state, _| state.unpublished.push(request));
         reply.send(v1::ControllerUnpublishVolumeResponse {}).await
     }
 }
@@ -312,7 +338,7 @@ impl node_server::Node for ScriptedDriver {
         request: Request<v1::NodeStageVolumeRequest>,
     ) -> Result<Response<v1::NodeStageVolumeResponse>, Status> {
         let path = request.into_inner().staging_target_path;
-        self.record_node_call(Method::NodeStageVolume, path).send(Default::default()).await
+        self.node_call(Method::NodeStageVolume, path).send(Default::default()).await
     }
 
     async fn node_publish_volume(
@@ -320,7 +346,7 @@ impl node_server::Node for ScriptedDriver {
         request: Request<v1::NodePublishVolumeRequest>,
     ) -> Result<Response<v1::NodePublishVolumeResponse>, Status> {
         let path = request.into_inner().target_path;
-        self.record_node_call(Method::NodePublishVolume, path).send(Default::default()).await
+        self.node_call(Method::NodePublishVolume, path).send(Default::default()).await
     }
 
     async fn node_unpublish_volume(
@@ -328,7 +354,7 @@ impl node_server::Node for ScriptedDriver {
         request: Request<v1::NodeUnpublishVolumeRequest>,
     ) -> Result<Response<v1::NodeUnpublishVolumeResponse>, Status> {
         let path = request.into_inner().target_path;
-        self.record_node_call(Method::NodeUnpublishVolume, path).send(Default::default()).await
+        self.node_call(Method::NodeUnpublishVolume, path).send(Default::default()).await
     }
 
     async fn node_unstage_volume(
@@ -336,6 +362,6 @@ impl node_server::Node for ScriptedDriver {
         request: Request<v1::NodeUnstageVolumeRequest>,
     ) -> Result<Response<v1::NodeUnstageVolumeResponse>, Status> {
         let path = request.into_inner().staging_target_path;
-        self.record_node_call(Method::NodeUnstageVolume, path).send(Default::default()).await
+        self.node_call(Method::NodeUnstageVolume, path).send(Default::default()).await
     }
 }
