@@ -5,6 +5,7 @@ use std::path::Path;
 
 use cleat_testing::Machine;
 use cleat_testing::stack::{Stack, claim, pod};
+use cleat_testing::wait::block_until;
 
 const CLEAT: &str = env!("CARGO_BIN_EXE_cleat");
 
@@ -226,9 +227,7 @@ fn a_stop_while_the_stack_starts_is_a_clean_stop() {
         let stack = Stack::spawn(&machine, 2, None, &[]);
         // The file is created during the start, so the signal arrives before or just when the stack is ready.
         let file = machine.data().join(reached);
-        while !file.exists() {
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
+        block_until(&format!("{reached} exists"), || file.exists());
         let status = stack.stop();
         assert!(status.success(), "stopped when {reached} existed: {status}");
         machine.assert_nothing_left();
