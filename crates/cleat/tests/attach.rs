@@ -3,25 +3,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
-mod support;
-
 use std::fs;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
-use support::Machine;
-use support::stack::{Stack, claim, pod};
+use cleat_testing::Machine;
+use cleat_testing::stack::{Stack, claim, pod};
+use cleat_testing::wait::block_until;
 
-const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
-
-/// Waits until `holds` returns true; panics after [`WAIT_TIMEOUT`], which is far above what any condition takes.
-fn wait_until(what: &str, holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + WAIT_TIMEOUT;
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what}: not within {WAIT_TIMEOUT:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
+const CLEAT: &str = env!("CARGO_BIN_EXE_cleat");
 
 /// A node that consists of objects only: no agent mounts volumes there, and the test writes its `volumesInUse`.
 struct AgentlessNode<'s> {
@@ -68,7 +57,7 @@ impl<'s> AgentlessNode<'s> {
 /// Announces the node in the pool by running its driver once. The announcement remains when the driver exits.
 fn announce_in_pool(machine: &Machine) {
     let socket = machine.scratch("ghost.sock");
-    let mut driver = Command::new(env!("CARGO_BIN_EXE_cleat"))
+    let mut driver = Command::new(CLEAT)
         .args(["driver", "block", "--mode", "node", "--node-id", "ghost", "--pool"])
         .arg(machine.data().join("pool"))
         .arg("--endpoint")
@@ -77,7 +66,7 @@ fn announce_in_pool(machine: &Machine) {
         .stdin(Stdio::null())
         .spawn()
         .unwrap();
-    wait_until("the driver listens", || socket.exists());
+    block_until("the driver listens", || socket.exists());
     driver.kill().unwrap();
     driver.wait().unwrap();
 }
@@ -91,17 +80,17 @@ fn attachments(stack: &Stack) -> Vec<String> {
 fn wait_event(stack: &Stack, pod: &str, part: &str) {
     let selector = format!("--field-selector=involvedObject.name={pod}");
     let messages = || stack.kubectl(&["get", "events", &selector, "-o", "jsonpath={.items[*].message}"]);
-    wait_until(&format!("an event of {pod} contains {part:?}"), || messages().contains(part));
+    block_until(&format!("an event of {pod} contains {part:?}"), || messages().contains(part));
 }
 
 /// Creates a volume in use on the agentless node, deletes its pod by force, and creates a second pod on a real node, which then
-/// waits for the volume. Returns the volume's unique_name name.
+/// waits for the volume. Returns the unique volume name.
 fn create_orphaned_volume(stack: &Stack, ghost: &AgentlessNode) -> String {
     stack.apply(&(claim("c") + &pod("p", "ghost", "c")));
     let volume = stack.wait_bound("c");
     let handle = stack.field(&format!("pv/{volume}"), "{.spec.csi.volumeHandle}");
     let unique_name = format!("kubernetes.io/csi/block.cleat.dev^{handle}");
-    wait_until("the volume is in the node's volumesAttached", || ghost.volumes_attached() == unique_name);
+    block_until("the volume is in the node's volumesAttached", || ghost.volumes_attached() == unique_name);
     ghost.report_in_use(&unique_name);
     stack.kubectl(&["delete", "pod/p", "--force", "--grace-period=0", "--ignore-not-found"]);
     stack.apply(&pod("heir", "node-1", "c"));
@@ -119,7 +108,7 @@ fn clean_up(machine: &Machine, stack: &Stack) {
 
 #[test]
 fn a_dead_nodes_volume_moves_when_the_node_is_marked_out_of_service() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 1);
     let ghost = AgentlessNode::new(&machine, &stack);
     create_orphaned_volume(&stack, &ghost);
@@ -132,7 +121,7 @@ fn a_dead_nodes_volume_moves_when_the_node_is_marked_out_of_service() {
 
 #[test]
 fn a_deleted_nodes_volume_stays_until_the_node_is_back_without_it() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 1);
     let ghost = AgentlessNode::new(&machine, &stack);
     create_orphaned_volume(&stack, &ghost);
@@ -152,7 +141,7 @@ fn a_deleted_nodes_volume_stays_until_the_node_is_back_without_it() {
 fn volumes_follow_their_pods_through_kills_of_driver_and_stack() {
     const NODES: u16 = 3;
     const VOLUMES: usize = 3;
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let mut stack = Stack::start(&machine, NODES);
     let name = |v: usize| format!("c{v}");
     let node = |v: usize, round: usize| format!("node-{}", (v + round) % usize::from(NODES) + 1);

@@ -2,13 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
-mod support;
-
 use std::fs;
 use std::time::{Duration, Instant};
 
-use support::Machine;
-use support::stack::{EXTRA_CLASS, Stack, claim, clone_of, pod, stack_crashing_at};
+use cleat_testing::Machine;
+use cleat_testing::stack::{EXTRA_CLASS, Stack, claim, clone_of, pod, stack_crashing_at};
+
+const CLEAT: &str = env!("CARGO_BIN_EXE_cleat");
 
 /// The crash points of the stack's components, in the order of the round trip. A point that is never reached fails the test.
 const STACK_CRASH_POINTS: &[&str] = &[
@@ -76,7 +76,7 @@ fn selected(points: &'static [&'static str]) -> impl Iterator<Item = &'static st
 }
 
 fn round_trip(point: &str) {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let mut step = stack_crashing_at(&machine, point);
     let mounted = "--for=condition=cleat.dev/VolumesMounted";
 
@@ -109,7 +109,7 @@ fn round_trip(point: &str) {
 #[test]
 fn cloning_and_published_capacity_survive_a_kill_of_the_stack_at_every_crash_point() {
     for point in selected(&["provision:source-held", "capacity:written", "capacity:deleted"]) {
-        let machine = Machine::new();
+        let machine = Machine::new(CLEAT);
         let mut step = stack_crashing_at(&machine, point);
         let classes =
             ["get", "csistoragecapacities", "-n", "kube-system", "-o", "jsonpath={.items[*].storageClassName}"];
@@ -145,7 +145,7 @@ fn cloning_and_published_capacity_survive_a_kill_of_the_stack_at_every_crash_poi
 /// Deletes the claim while no provisioner runs that could finish or undo what was started before the crash, and then restarts
 /// the whole stack.
 fn delete_claim_after_crash_at(point: &str) {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let mut stack = Stack::start_crashing_at(&machine, 1, Some(point));
     assert!(stack.try_apply(&claim("c")) || stack.is_dead(), "{point}");
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -170,7 +170,7 @@ fn a_claim_deleted_right_after_a_crash_leaves_no_volume() {
 
 #[test]
 fn a_claim_deleted_during_create_volume_leaves_no_volume() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 1);
     wait_for_drivers(&machine, 2);
     stack.apply(&claim("first"));
@@ -191,7 +191,7 @@ fn a_claim_deleted_during_create_volume_leaves_no_volume() {
 
 #[test]
 fn a_restart_does_not_change_existing_mounts() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 1);
     stack.apply(&(claim("c") + &pod("p", "node-1", "c")));
     let volume = stack.wait_bound("c");
@@ -219,7 +219,7 @@ fn a_restart_does_not_change_existing_mounts() {
 
 #[test]
 fn a_clean_stop_stops_the_drivers_and_keeps_the_mounts() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 1);
     stack.apply(&(claim("c") + &pod("p", "node-1", "c")));
     stack.wait_bound("c");
@@ -239,7 +239,7 @@ fn a_clean_stop_stops_the_drivers_and_keeps_the_mounts() {
 
 #[test]
 fn the_drivers_of_a_killed_stack_exit() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 2);
     // One controller service, and one node service per node.
     wait_for_drivers(&machine, 3);

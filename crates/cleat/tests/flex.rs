@@ -3,13 +3,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
-mod support;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
-use support::Machine;
-use support::stack::{Stack, pod, stack_crashing_at};
+use cleat_testing::Machine;
+use cleat_testing::stack::{Stack, pod, stack_crashing_at};
+
+const CLEAT: &str = env!("CARGO_BIN_EXE_cleat");
 
 const UNIQUE_NAME: &str = "flexvolume-acme/disk/flex";
 
@@ -84,7 +84,7 @@ spec:
 const VOLUMES_ATTACHED: &str = "{.status.volumesAttached[*].name} {.status.volumesAttached[*].devicePath}";
 
 fn moves_between_nodes(point: &str) {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     install_driver(&machine);
     let mut step = stack_crashing_at(&machine, point);
     let reported = format!("{UNIQUE_NAME} /dev/acme/flex");
@@ -132,7 +132,7 @@ fn a_flex_volume_moves_with_its_pod_through_a_kill_at_every_crash_point() {
 
 #[test]
 fn an_attach_that_was_running_when_the_stack_died_is_finished_or_undone() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     install_driver(&machine);
     let go = machine.scratch("go");
     assert!(std::process::Command::new("mkfifo").arg(&go).status().unwrap().success());
@@ -169,7 +169,7 @@ fn an_attach_that_was_running_when_the_stack_died_is_finished_or_undone() {
 
 #[test]
 fn an_inline_volume_is_attached_and_a_missing_driver_is_reported() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let elsewhere = machine.scratch("elsewhere");
     let stack =
         Stack::start_with_arguments(&machine, 1, None, &["--flex-volume-plugin-dir", elsewhere.to_str().unwrap()]);

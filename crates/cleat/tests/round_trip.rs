@@ -1,12 +1,13 @@
 //! A claim from its creation to its deletion, with real kubectl, loop devices and mounts.
 
-mod support;
-
 use std::fs;
 use std::path::Path;
 
-use support::Machine;
-use support::stack::{Stack, claim, pod};
+use cleat_testing::Machine;
+use cleat_testing::stack::{Stack, claim, pod};
+use cleat_testing::wait::block_until;
+
+const CLEAT: &str = env!("CARGO_BIN_EXE_cleat");
 
 fn example(name: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(name))
@@ -16,7 +17,7 @@ fn example(name: &str) -> String {
 /// The examples as a user applies them. The pod names no node and is scheduled to the only one.
 #[test]
 fn the_examples_are_mounted_and_deleted_without_leftovers() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 1);
     stack.apply(&example("claim.yaml"));
     stack.apply(&example("pod.yaml"));
@@ -48,7 +49,7 @@ fn the_examples_are_mounted_and_deleted_without_leftovers() {
 /// One endpoint serves the metrics of all components of the process.
 #[test]
 fn the_stack_serves_the_metrics_of_all_components() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 1);
     stack.apply(&(claim("c") + &pod("p", "node-1", "c")));
     stack.wait_bound("c");
@@ -73,7 +74,7 @@ fn the_stack_serves_the_metrics_of_all_components() {
 
 #[test]
 fn a_file_written_on_one_node_is_read_on_the_other() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 2);
     stack.apply(&(claim("c") + &pod("first", "node-1", "c")));
     let volume = stack.wait_bound("c");
@@ -91,7 +92,7 @@ fn a_file_written_on_one_node_is_read_on_the_other() {
 
 #[test]
 fn two_pods_on_one_node_share_one_staged_volume() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 1);
     stack.apply(&(claim("c") + &pod("a", "node-1", "c") + &pod("b", "node-1", "c")));
     let volume = stack.wait_bound("c");
@@ -114,7 +115,7 @@ fn two_pods_on_one_node_share_one_staged_volume() {
 
 #[test]
 fn a_second_node_is_refused_while_the_volume_is_attached_to_the_first() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 2);
     stack.apply(&(claim("c") + &pod("holder", "node-1", "c")));
     stack.wait_bound("c");
@@ -135,7 +136,7 @@ fn a_second_node_is_refused_while_the_volume_is_attached_to_the_first() {
 
 #[test]
 fn an_existing_volume_is_bound_and_keeps_its_data() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 1);
     let class = "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: keep}\n\
                  provisioner: block.cleat.dev\nreclaimPolicy: Retain\n\
@@ -170,7 +171,7 @@ fn an_existing_volume_is_bound_and_keeps_its_data() {
 
 #[test]
 fn a_claim_in_use_outlives_its_deletion_until_the_pod_is_gone() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 1);
     stack.apply(&(claim("c") + &pod("p", "node-1", "c")));
     stack.wait_bound("c");
@@ -185,9 +186,8 @@ fn a_claim_in_use_outlives_its_deletion_until_the_pod_is_gone() {
 
 #[test]
 fn the_demo_passes_and_leaves_nothing() {
-    let machine = Machine::new();
-    let output =
-        machine.command(env!("CARGO_BIN_EXE_cleat")).arg("demo").env("TMPDIR", machine.scratch("")).output().unwrap();
+    let machine = Machine::new(CLEAT);
+    let output = machine.cleat().arg("demo").env("TMPDIR", machine.scratch("")).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}");
     assert!(text.contains("All of it held"), "{text}");
@@ -198,7 +198,7 @@ fn the_demo_passes_and_leaves_nothing() {
 /// The deletion of a Node object does not mean that the machine is off: it may still write to its volumes.
 #[test]
 fn a_deleted_node_object_does_not_detach_mounted_volumes() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 2);
     stack.apply(&(claim("c") + &pod("holder", "node-1", "c")));
     let volume = stack.wait_bound("c");
@@ -223,13 +223,11 @@ fn a_deleted_node_object_does_not_detach_mounted_volumes() {
 #[test]
 fn a_stop_while_the_stack_starts_is_a_clean_stop() {
     for reached in ["store.redb", "kubeconfig", "pool"] {
-        let machine = Machine::new();
+        let machine = Machine::new(CLEAT);
         let stack = Stack::spawn(&machine, 2, None, &[]);
         // The file is created during the start, so the signal arrives before or just when the stack is ready.
         let file = machine.data().join(reached);
-        while !file.exists() {
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
+        block_until(&format!("{reached} exists"), || file.exists());
         let status = stack.stop();
         assert!(status.success(), "stopped when {reached} existed: {status}");
         machine.assert_nothing_left();

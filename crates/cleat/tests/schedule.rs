@@ -3,13 +3,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
-mod support;
-
 use std::fs;
 use std::path::Path;
 
-use support::Machine;
-use support::stack::{Stack, stack_crashing_at};
+use cleat_testing::Machine;
+use cleat_testing::stack::{Stack, stack_crashing_at};
+
+const CLEAT: &str = env!("CARGO_BIN_EXE_cleat");
 
 const SELECTED_NODE: &str = "{.metadata.annotations.volume\\.kubernetes\\.io/selected-node}";
 
@@ -67,7 +67,7 @@ fn wait_nodes(stack: &Stack) {
 
 #[test]
 fn a_waiting_claims_volume_is_created_for_the_node_of_its_pod() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 2);
     wait_nodes(&stack);
     let (only_claim, only_pod) =
@@ -94,7 +94,7 @@ fn a_waiting_claims_volume_is_created_for_the_node_of_its_pod() {
 
 #[test]
 fn an_unschedulable_pod_reports_why_and_is_scheduled_when_the_cause_is_gone() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 2);
     wait_nodes(&stack);
     stack.kubectl(&["cordon", "node-1"]);
@@ -142,7 +142,7 @@ fn an_unschedulable_pod_reports_why_and_is_scheduled_when_the_cause_is_gone() {
 
 #[test]
 fn a_read_write_once_pod_claim_is_used_by_one_pod_after_the_other() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 2);
     wait_nodes(&stack);
     stack.apply(&(claim("mine", "cleat-block", "ReadWriteOncePod") + &pod("first", &["mine"], "")));
@@ -158,7 +158,7 @@ fn a_read_write_once_pod_claim_is_used_by_one_pod_after_the_other() {
 /// The CSINode limits how many volumes of a driver a node can have.
 #[test]
 fn a_node_gets_at_most_as_many_volumes_as_its_csinode_allows() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 1);
     // A node that consists of objects only, with another driver: no agent changes its CSINode.
     stack.apply(&limited_node());
@@ -199,7 +199,7 @@ fn limited_node() -> String {
 /// Zone labels on PersistentVolumes, which older clusters use instead of node affinity.
 #[test]
 fn a_pod_is_scheduled_to_the_zone_of_its_volumes_label() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 2);
     wait_nodes(&stack);
     let zoned = |name: &str, label: &str| {
@@ -230,7 +230,7 @@ fn a_pod_is_scheduled_to_the_zone_of_its_volumes_label() {
 /// A pod with scheduling gates has the condition SchedulingGated from its creation, and is scheduled when the last gate is removed.
 #[test]
 fn a_gated_pod_waits_for_its_gates() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 2);
     wait_nodes(&stack);
     stack.apply(&pod("held", &[], "  schedulingGates: [{name: example.com/a}, {name: example.com/b}]"));
@@ -250,7 +250,7 @@ fn a_gated_pod_waits_for_its_gates() {
 /// No provisioner serves the class. The test removes the selected node, as a provisioner does that has no capacity for it.
 #[test]
 fn another_node_is_selected_when_the_provisioner_rejects_one() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 2);
     wait_nodes(&stack);
     stack.apply(
@@ -276,7 +276,7 @@ fn another_node_is_selected_when_the_provisioner_rejects_one() {
 /// An existing local volume is bound instead of a new one being provisioned, and determines the pod's node.
 #[test]
 fn a_pod_is_scheduled_to_the_node_of_its_existing_volume() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 2);
     wait_nodes(&stack);
     stack.apply(&local_volume_on_node_2());
@@ -304,7 +304,7 @@ fn local_volume_on_node_2() -> String {
 #[test]
 fn a_scheduling_decision_survives_a_kill_at_every_crash_point() {
     for point in ["schedule:volume-reserved", "schedule:node-selected", "schedule:pod-bound"] {
-        let machine = Machine::new();
+        let machine = Machine::new(CLEAT);
         let mut step = stack_crashing_at(&machine, point);
         step("volume", &|s| s.try_apply(&local_volume_on_node_2()));
         step("claims", &|s| {
@@ -340,7 +340,7 @@ fn a_scheduling_decision_survives_a_kill_at_every_crash_point() {
 /// The pod is deleted, its node unmounts its volumes, they are detached, and the pod is gone.
 #[test]
 fn a_pod_is_evicted_from_a_node_whose_taint_it_does_not_tolerate() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 2);
     wait_nodes(&stack);
     stack.apply(&(claim("c", "cleat-block", "ReadWriteOnce") + &pod("p", &["c"], "")));
@@ -362,7 +362,7 @@ fn a_pod_is_evicted_from_a_node_whose_taint_it_does_not_tolerate() {
 /// The scheduler respects published capacity if the CSIDriver has storageCapacity set.
 #[test]
 fn a_claim_without_enough_free_capacity_waits() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start(&machine, 2);
     wait_nodes(&stack);
     let respect_capacity = r#"{"spec": {"storageCapacity": true}}"#;

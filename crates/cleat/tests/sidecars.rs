@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
-mod support;
-
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -12,8 +10,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use support::Machine;
-use support::stack::{EXTRA_CLASS, Stack, claim, clone_of, pod};
+use cleat_testing::Machine;
+use cleat_testing::stack::{EXTRA_CLASS, Stack, claim, clone_of, pod};
+
+const CLEAT: &str = env!("CARGO_BIN_EXE_cleat");
 
 /// A sidecar inside the machine's namespace, whose log the test reads.
 struct Sidecar {
@@ -22,7 +22,7 @@ struct Sidecar {
 }
 
 fn sidecar_command(machine: &Machine, command: &[&str], crash_at: Option<&str>) -> Command {
-    let mut sidecar = machine.command(env!("CARGO_BIN_EXE_cleat"));
+    let mut sidecar = machine.cleat();
     sidecar.args(command).arg("--kubeconfig").arg(machine.data().join("kubeconfig"));
     sidecar.arg("--csi-address").arg(machine.data().join("controller.sock"));
     sidecar.envs(crash_at.map(|point| ("CLEAT_CRASH_AT", point)));
@@ -83,7 +83,7 @@ impl Drop for DrainedSidecar {
 
 #[test]
 fn a_separate_provisioner_accepts_the_flags_of_external_provisioner() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start_with_arguments(&machine, 1, None, &["--without=provisioner"]);
     stack.apply(&claim("c"));
     // No provisioner has put a finalizer on it, so it can be deleted at once.
@@ -182,7 +182,7 @@ impl Drop for RestartedSidecar {
 
 #[test]
 fn a_provisioner_resumes_after_a_kill_at_every_crash_point() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start_with_arguments(&machine, 1, None, &["--without=provisioner"]);
     let classes_with_capacity = ["get", "csistoragecapacities", "-o", "jsonpath={.items[*].storageClassName}"];
     for (number, point) in [
@@ -217,9 +217,9 @@ fn a_provisioner_resumes_after_a_kill_at_every_crash_point() {
 
 #[test]
 fn a_provisioner_for_one_node_provisions_immediate_claims_on_it() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start_with_arguments(&machine, 1, None, &["--without=provisioner"]);
-    let mut start = machine.command(env!("CARGO_BIN_EXE_cleat"));
+    let mut start = machine.cleat();
     start.args(["csi-provisioner", "--node-deployment", "--node-deployment-base-delay=100ms", "--enable-capacity"]);
     start.arg("--kubeconfig").arg(machine.data().join("kubeconfig"));
     // A driver on the node that serves the controller service too.
@@ -249,7 +249,7 @@ fn a_provisioner_for_one_node_provisions_immediate_claims_on_it() {
 
 /// Starts a driver with controller and node service and a local pool, as it is deployed on every node.
 fn start_node_local_driver(machine: &Machine) -> Child {
-    let mut driver = machine.command(env!("CARGO_BIN_EXE_cleat"));
+    let mut driver = machine.cleat();
     fs::create_dir(machine.scratch("own-pool")).unwrap();
     driver.args(["driver", "block", "--node-local", "--node-id", "node-1", "--pool"]).arg(machine.scratch("own-pool"));
     driver.arg("--endpoint").arg(format!("unix://{}", machine.scratch("own.sock").display()));
@@ -268,7 +268,7 @@ impl Drop for KillOnDrop {
 
 #[test]
 fn another_provisioner_takes_over_when_the_leader_dies() {
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start_with_arguments(&machine, 1, None, &["--without=provisioner"]);
     let election = [
         "sidecars",
@@ -299,7 +299,7 @@ fn another_provisioner_takes_over_when_the_leader_dies() {
 #[test]
 fn a_separate_attacher_attaches_and_publishes_again_what_the_driver_lost() {
     use cleat_csi::{Client, Endpoint, v1};
-    let machine = Machine::new();
+    let machine = Machine::new(CLEAT);
     let stack = Stack::start_with_arguments(&machine, 1, None, &["--without=attacher"]);
     stack.apply(&(claim("c") + &pod("p", "node-1", "c")));
     let volume = stack.wait_bound("c");
@@ -360,7 +360,7 @@ fn invalid_flags_are_refused_with_an_explanation() {
         (&["csi-attacher"], "no --kubeconfig, and not in a pod"),
         (&["sidecars", "--controllers=nonsense"], "invalid value 'nonsense'"),
     ] {
-        let output = std::process::Command::new(env!("CARGO_BIN_EXE_cleat")).args(arguments).output().unwrap();
+        let output = std::process::Command::new(CLEAT).args(arguments).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success(), "{arguments:?} succeeded");
         assert!(text.contains(expected), "{arguments:?}: {text}");

@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, codegen::BoxStream, service::Routes};
 
-/// Reports `name` in GetPluginInfo; CreateVolume hangs.
+/// Reports `name` in GetPluginInfo; CreateVolume hangs; the other methods of the controller service are unimplemented.
 #[derive(Clone)]
 struct FakeDriver {
     name: &'static str,
@@ -46,35 +46,14 @@ impl identity_server::Identity for FakeDriver {
     }
 }
 
-macro_rules! unimplemented_controller {
-    ($($function:ident($request:ident) -> $response:ident;)*) => {
-        #[tonic::async_trait]
-        impl controller_server::Controller for FakeDriver {
-            async fn create_volume(&self, _: Request<v1::CreateVolumeRequest>) -> Result<Response<v1::CreateVolumeResponse>, Status> {
-                std::future::pending().await
-            }
-            $(async fn $function(&self, _: Request<v1::$request>) -> Result<Response<v1::$response>, Status> {
-                Err(Status::unimplemented("fake"))
-            })*
-        }
-    };
-}
-
-unimplemented_controller! {
-    delete_volume(DeleteVolumeRequest) -> DeleteVolumeResponse;
-    controller_publish_volume(ControllerPublishVolumeRequest) -> ControllerPublishVolumeResponse;
-    controller_unpublish_volume(ControllerUnpublishVolumeRequest) -> ControllerUnpublishVolumeResponse;
-    validate_volume_capabilities(ValidateVolumeCapabilitiesRequest) -> ValidateVolumeCapabilitiesResponse;
-    list_volumes(ListVolumesRequest) -> ListVolumesResponse;
-    get_capacity(GetCapacityRequest) -> GetCapacityResponse;
-    controller_get_capabilities(ControllerGetCapabilitiesRequest) -> ControllerGetCapabilitiesResponse;
-    create_snapshot(CreateSnapshotRequest) -> CreateSnapshotResponse;
-    delete_snapshot(DeleteSnapshotRequest) -> DeleteSnapshotResponse;
-    list_snapshots(ListSnapshotsRequest) -> ListSnapshotsResponse;
-    get_snapshot(GetSnapshotRequest) -> GetSnapshotResponse;
-    controller_expand_volume(ControllerExpandVolumeRequest) -> ControllerExpandVolumeResponse;
-    controller_get_volume(ControllerGetVolumeRequest) -> ControllerGetVolumeResponse;
-    controller_modify_volume(ControllerModifyVolumeRequest) -> ControllerModifyVolumeResponse;
+#[tonic::async_trait]
+impl controller_server::Controller for FakeDriver {
+    async fn create_volume(
+        &self,
+        _: Request<v1::CreateVolumeRequest>,
+    ) -> Result<Response<v1::CreateVolumeResponse>, Status> {
+        std::future::pending().await
+    }
 }
 
 #[tonic::async_trait]
@@ -131,12 +110,13 @@ impl snapshot_metadata_server::SnapshotMetadata for FakeDriver {
     }
 }
 
-struct Running {
+/// A driver that is being served.
+struct RunningDriver {
     stop: CancellationToken,
     served: JoinHandle<Result<(), ServeError>>,
 }
 
-async fn start(endpoint: &Endpoint, name: &'static str) -> Running {
+async fn start(endpoint: &Endpoint, name: &'static str) -> RunningDriver {
     let fake = FakeDriver { name };
     let mut routes = Routes::builder();
     routes
@@ -147,10 +127,10 @@ async fn start(endpoint: &Endpoint, name: &'static str) -> Running {
     let stop = CancellationToken::new();
     let listener = server::bind(endpoint).await.unwrap();
     let served = tokio::spawn(listener.serve(routes.routes(), stop.clone()));
-    Running { stop, served }
+    RunningDriver { stop, served }
 }
 
-impl Running {
+impl RunningDriver {
     async fn stop(self) {
         self.stop.cancel();
         self.served.await.unwrap().unwrap();

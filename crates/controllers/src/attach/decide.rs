@@ -309,3 +309,6 @@ fn verdict(snapshot: &AttachNodeSnapshot, attachment: &NodeAttachment, force_aft
         (VolumeUsage::InUse | VolumeUsage::Unknown, Some(_)) => DetachVerdict::Detach(DetachCondition::NodeTimedOut),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -29,12 +29,8 @@
 
 mod act;
 pub mod decide;
-#[cfg(test)]
-mod decide_table;
 mod memory;
 mod observe;
-#[cfg(test)]
-mod simulation;
 mod volume_identity;
 
 use std::time::{Duration, Instant};

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use cleat_api::names;
 use cleat_controllers::attach::DetachPolicy;
+use cleat_testing::wait::within_timeout;
 use futures::{StreamExt as _, TryStreamExt as _};
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, StreamBody};
@@ -17,13 +18,13 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::rig::{DRIVER, Rig, claim_source, wait_until};
+use super::fixture::{AttachFixture, DRIVER, claim_source};
 
 pub(crate) struct Faults {
     /// Has all rights.
     admin: Client,
     /// Every request of the controller, as method and path.
-    log: Mutex<Vec<String>>,
+    log: watch::Sender<Vec<String>>,
     /// The request whose replies are lost.
     lost_request: Mutex<Option<String>>,
     /// A status of Node n1 that another client writes just before the controller's next request of this form.
@@ -36,7 +37,7 @@ impl Faults {
     pub(crate) fn new(admin: Client) -> Self {
         Self {
             admin,
-            log: Mutex::default(),
+            log: watch::Sender::default(),
             lost_request: Mutex::default(),
             node_patch: Mutex::default(),
             delivers_attachments: watch::Sender::new(true),
@@ -58,7 +59,7 @@ impl Faults {
                 }
                 let reply = inner.send(request).await?;
                 let is_lost = faults.lost_request.lock().as_ref() == Some(&line);
-                faults.log.lock().push(line);
+                faults.log.send_modify(|log| log.push(line));
                 let failure = || Response::builder().status(500).body(Body::empty()).unwrap();
                 Ok::<_, kube::Error>(if is_lost { failure() } else { reply })
             }
@@ -95,11 +96,16 @@ impl Faults {
 
     /// All requests of the controller so far, without those of its caches.
     fn log(&self) -> Vec<String> {
-        self.log.lock().clone()
+        self.log.borrow().clone()
     }
 
     async fn wait_request(&self, line: &str) {
-        wait_until(line, || async { self.log().iter().any(|l| l == line).then_some(()) }).await;
+        self.wait_log(line, |log| log.iter().any(|l| l == line)).await;
+    }
+
+    async fn wait_log(&self, what: &str, holds: impl Fn(&[String]) -> bool) {
+        let mut log = self.log.subscribe();
+        within_timeout(what, log.wait_for(|log| holds(log))).await.unwrap();
     }
 
     fn lose_replies_to(&self, line: Option<&str>) {
@@ -115,7 +121,7 @@ const READ_NODE: &str = "GET /api/v1/nodes/n1";
 const WRITE_REPORT: &str = "PATCH /api/v1/nodes/n1/status";
 const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
 
-impl Rig {
+impl AttachFixture {
     /// Creates a volume that is attached to n1 for the pod p. Returns the attachment's name and the unique volume name.
     async fn attached(&self, policy: DetachPolicy) -> (String, String) {
         self.start(policy);
@@ -132,30 +138,32 @@ impl Rig {
 
 #[tokio::test]
 async fn a_volume_that_comes_into_use_just_before_the_detach_is_kept() {
-    let rig = Rig::new().await;
-    let (attachment, unique_name) = rig.attached(DetachPolicy::default()).await;
-    rig.faults.patch_node_before(READ_NODE, json!({ "volumesInUse": [unique_name] }));
-    rig.delete_pod("p").await;
-    rig.faults.wait_request(READ_NODE).await;
-    rig.wait_reported("n1", &[&unique_name]).await;
-    let kept = rig.cluster::<VolumeAttachment>().get(&attachment).await.unwrap();
+    let fixture = AttachFixture::new().await;
+    let (attachment, unique_name) = fixture.attached(DetachPolicy::default()).await;
+    fixture.faults.patch_node_before(READ_NODE, json!({ "volumesInUse": [unique_name] }));
+    fixture.delete_pod("p").await;
+    fixture.faults.wait_request(READ_NODE).await;
+    fixture.wait_reported("n1", &[&unique_name]).await;
+    let kept = fixture.server.api::<VolumeAttachment>().get(&attachment).await.unwrap();
     assert!(kept.metadata.deletion_timestamp.is_none());
-    let log = rig.faults.log();
+    let log = fixture.faults.log();
     assert!(!log.iter().any(|line| line.starts_with("DELETE")), "{log:?}");
 }
 
 #[tokio::test]
 async fn a_volume_is_not_detached_while_the_live_node_lists_it_as_attached() {
-    let rig = Rig::new().await;
-    let (attachment, unique_name) = rig.attached(DetachPolicy::default()).await;
+    let fixture = AttachFixture::new().await;
+    let (attachment, unique_name) = fixture.attached(DetachPolicy::default()).await;
     // A late write or a second controller adds the volume to `volumesAttached` again.
-    rig.faults.patch_node_before(READ_NODE, json!({ "volumesAttached": [{ "name": unique_name, "devicePath": "" }] }));
-    rig.delete_pod("p").await;
-    rig.wait_deleted(&attachment).await;
-    rig.wait_reported("n1", &[]).await;
+    fixture
+        .faults
+        .patch_node_before(READ_NODE, json!({ "volumesAttached": [{ "name": unique_name, "devicePath": "" }] }));
+    fixture.delete_pod("p").await;
+    fixture.wait_deleted(&attachment).await;
+    fixture.wait_reported("n1", &[]).await;
     // The attachment is gone shortly before the reply is logged.
-    rig.faults.wait_request(&format!("DELETE {ATTACHMENTS}/{attachment}")).await;
-    let log = rig.faults.log();
+    fixture.faults.wait_request(&format!("DELETE {ATTACHMENTS}/{attachment}")).await;
+    let log = fixture.faults.log();
     let first = |from: usize, what: &str| from + log[from..].iter().position(|line| line.starts_with(what)).unwrap();
     let read = first(0, READ_NODE);
     assert!(first(read, WRITE_REPORT) < first(read, "DELETE"), "{log:?}");
@@ -171,60 +179,57 @@ async fn a_volume_whose_detach_got_no_reply_is_not_reported_again() {
 
 /// The attachment is being deleted or is gone, and the controller has no information about either.
 async fn detach_without_reply(patch: Value, has_finalizer: bool) {
-    let rig = Rig::new().await;
-    let (attachment, _) = rig.attached(DetachPolicy::default()).await;
-    rig.cluster::<VolumeAttachment>().patch(&attachment, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
-    rig.wait_reconciled("w1", "n1").await;
-    rig.faults.delivers_attachments.send_replace(false);
+    let fixture = AttachFixture::new().await;
+    let (attachment, _) = fixture.attached(DetachPolicy::default()).await;
+    fixture.server.patch::<VolumeAttachment>(&attachment, patch).await;
+    fixture.wait_reconciled("w1", "n1").await;
+    fixture.faults.delivers_attachments.send_replace(false);
     let delete = format!("DELETE {ATTACHMENTS}/{attachment}");
-    rig.faults.lose_replies_to(Some(&delete));
-    rig.delete_pod("p").await;
-    rig.faults.wait_request(&delete).await;
-    rig.pod("back", "n1", claim_source("v")).await;
-    let (read, logged) = (format!("GET {ATTACHMENTS}/{attachment}"), rig.faults.log().len());
-    rig.faults.wait_request(&read).await;
-    rig.wait_reconciled("w2", "n1").await;
-    rig.wait_reported("n1", &[]).await;
-    let is_reported = rig.faults.log()[logged..].iter().any(|line| line == WRITE_REPORT);
+    fixture.faults.lose_replies_to(Some(&delete));
+    fixture.delete_pod("p").await;
+    fixture.faults.wait_request(&delete).await;
+    fixture.pod("back", "n1", claim_source("v")).await;
+    let (read, logged) = (format!("GET {ATTACHMENTS}/{attachment}"), fixture.faults.log().len());
+    fixture.faults.wait_request(&read).await;
+    fixture.wait_reconciled("w2", "n1").await;
+    fixture.wait_reported("n1", &[]).await;
+    let is_reported = fixture.faults.log()[logged..].iter().any(|line| line == WRITE_REPORT);
     assert!(!is_reported, "the node reports a volume that is being detached");
 
     // The attachment is deleted, and created again.
-    rig.faults.delivers_attachments.send_replace(true);
-    rig.faults.lose_replies_to(None);
+    fixture.faults.delivers_attachments.send_replace(true);
+    fixture.faults.lose_replies_to(None);
     if has_finalizer {
         let freed = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
-        rig.cluster::<VolumeAttachment>().patch(&attachment, &PatchParams::default(), &freed).await.unwrap();
+        fixture.server.api::<VolumeAttachment>().patch(&attachment, &PatchParams::default(), &freed).await.unwrap();
     }
-    wait_until("the volume is attached again", || async {
-        let again = rig.cluster::<VolumeAttachment>().get_opt(&attachment).await.unwrap();
-        again.filter(|a| a.metadata.deletion_timestamp.is_none())
-    })
-    .await;
+    let is_not_deleted = |attachment: &VolumeAttachment| attachment.metadata.deletion_timestamp.is_none();
+    fixture.server.wait_until(&attachment, "is attached again", is_not_deleted).await;
 }
 
 #[tokio::test]
 async fn an_attachment_whose_creation_got_no_reply_blocks_other_nodes() {
-    let rig = Rig::new().await;
-    rig.start(DetachPolicy::default());
-    rig.node("n1").await;
-    rig.node("n2").await;
-    rig.volume("v", &["ReadWriteOnce"]).await;
-    rig.wait_reconciled("w", "n1").await;
-    rig.faults.delivers_attachments.send_replace(false);
+    let fixture = AttachFixture::new().await;
+    fixture.start(DetachPolicy::default());
+    fixture.node("n1").await;
+    fixture.node("n2").await;
+    fixture.volume("v", &["ReadWriteOnce"]).await;
+    fixture.wait_reconciled("w", "n1").await;
+    fixture.faults.delivers_attachments.send_replace(false);
     let create = format!("POST {ATTACHMENTS}");
-    rig.faults.lose_replies_to(Some(&create));
-    rig.pod("p", "n1", claim_source("v")).await;
-    let first = rig.attachment_name("v", "n1");
-    rig.wait_attachment(&first).await;
-    rig.delete_pod("p").await;
-    rig.pod("q", "n2", claim_source("v")).await;
-    let tries = rig.faults.log().len();
-    wait_until("the controller retries", || async { (rig.faults.log().len() > tries + 2).then_some(()) }).await;
+    fixture.faults.lose_replies_to(Some(&create));
+    fixture.pod("p", "n1", claim_source("v")).await;
+    let first = fixture.attachment_name("v", "n1");
+    fixture.wait_attachment(&first).await;
+    fixture.delete_pod("p").await;
+    fixture.pod("q", "n2", claim_source("v")).await;
+    let tries = fixture.faults.log().len();
+    fixture.faults.wait_log("the controller retries", |log| log.len() > tries + 2).await;
     let second = names::attachment("v", DRIVER, "n2");
-    let created = rig.cluster::<VolumeAttachment>().get_opt(&second).await.unwrap();
+    let created = fixture.server.api::<VolumeAttachment>().get_opt(&second).await.unwrap();
     assert!(created.is_none(), "the volume would be attached to two nodes");
-    rig.faults.lose_replies_to(None);
-    rig.faults.delivers_attachments.send_replace(true);
-    rig.wait_attachment(&second).await;
-    rig.wait_deleted(&first).await;
+    fixture.faults.lose_replies_to(None);
+    fixture.faults.delivers_attachments.send_replace(true);
+    fixture.wait_attachment(&second).await;
+    fixture.wait_deleted(&first).await;
 }

@@ -5,5 +5,5 @@
 
 mod detach;
 mod faults;
+mod fixture;
 mod flex;
-mod rig;

@@ -3,7 +3,9 @@ use std::{fs, io::Write, path::Path};
 
 use cleat_csi::{Client, Code, v1, v1::volume_capability::access_mode::Mode};
 
-use crate::rig::{GIB, Rig, Volume, create_request, delete_snapshot, from_snapshot, from_volume, raw, ready, writer};
+use crate::fixture::{
+    BlockFixture, GIB, Volume, create_request, delete_snapshot, from_snapshot, from_volume, raw, ready, writer,
+};
 
 const XFS_POOL: u64 = 4 << 30;
 
@@ -27,9 +29,9 @@ async fn read(client: &Client, volume: &Volume, at: &str, file: &str) -> Option<
 }
 
 /// Snapshots and clones contain the data of the volume at the time they were cut, also if the volume is in use.
-async fn copies_contain_the_data_of_their_time(rig: Rig, fs_type: &str) {
-    let a = rig.driver("a").await;
-    let (staging, other) = (rig.create_dir("staging"), rig.create_dir("other"));
+async fn copies_contain_the_data_of_their_time(fixture: BlockFixture, fs_type: &str) {
+    let a = fixture.driver("a").await;
+    let (staging, other) = (fixture.create_dir("staging"), fixture.create_dir("other"));
     let volume = Volume::create(&a, "origin", writer(fs_type)).await.unwrap();
     volume.publish_and_stage(&a, "a", &staging).await;
     let file = Path::new(&staging).join("file");
@@ -64,62 +66,62 @@ async fn copies_contain_the_data_of_their_time(rig: Rig, fs_type: &str) {
     for _ in 0..2 {
         delete_snapshot(&a, &snapshot.snapshot_id).await.unwrap();
     }
-    rig.assert_nothing_left("origin");
+    fixture.assert_nothing_left("origin");
 }
 
 #[tokio::test]
 async fn copies_of_ext4_by_copying_contain_the_data_of_their_time() {
-    copies_contain_the_data_of_their_time(Rig::new(), "ext4").await;
+    copies_contain_the_data_of_their_time(BlockFixture::new(), "ext4").await;
 }
 
 #[tokio::test]
 async fn copies_of_xfs_by_copying_contain_the_data_of_their_time() {
-    copies_contain_the_data_of_their_time(Rig::new(), "xfs").await;
+    copies_contain_the_data_of_their_time(BlockFixture::new(), "xfs").await;
 }
 
 #[tokio::test]
 async fn copies_of_ext4_by_reflink_contain_the_data_of_their_time() {
-    copies_contain_the_data_of_their_time(Rig::on_xfs(XFS_POOL), "ext4").await;
+    copies_contain_the_data_of_their_time(BlockFixture::on_xfs(XFS_POOL), "ext4").await;
 }
 
 #[tokio::test]
 async fn copies_of_xfs_by_reflink_contain_the_data_of_their_time() {
-    copies_contain_the_data_of_their_time(Rig::on_xfs(XFS_POOL), "xfs").await;
+    copies_contain_the_data_of_their_time(BlockFixture::on_xfs(XFS_POOL), "xfs").await;
 }
 
 #[tokio::test]
 async fn a_reflinked_copy_takes_no_space_and_no_time() {
-    let rig = Rig::on_xfs(XFS_POOL);
-    let a = rig.driver("a").await;
+    let fixture = BlockFixture::on_xfs(XFS_POOL);
+    let a = fixture.driver("a").await;
     let volume = Volume::create(&a, "origin", raw(Mode::SingleNodeWriter)).await.unwrap();
-    let mut image = fs::OpenOptions::new().write(true).open(rig.image("origin")).unwrap();
+    let mut image = fs::OpenOptions::new().write(true).open(fixture.image("origin")).unwrap();
     image.write_all(&vec![7; 256 << 20]).unwrap();
     image.sync_all().unwrap();
-    let available = |rig: &Rig| cleat_host::filesystem::statfs(&rig.pool()).unwrap().available_bytes;
-    let before = available(&rig);
+    let available = |fixture: &BlockFixture| cleat_host::filesystem::statfs(&fixture.pool()).unwrap().available_bytes;
+    let before = available(&fixture);
     let snapshot = volume.snapshot(&a, "snap").await.unwrap();
     assert!(snapshot.ready_to_use, "there is nothing to wait for");
     let clone = copy(&a, "clone", &volume, from_snapshot("snap"), 0).await;
-    assert!(before - available(&rig) < 32 << 20);
-    assert_eq!(rig.bytes("clone", 200 << 20, 4096), [7; 4096]);
+    assert!(before - available(&fixture) < 32 << 20);
+    assert_eq!(fixture.bytes("clone", 200 << 20, 4096), [7; 4096]);
     for volume in [volume, clone] {
         volume.delete(&a).await.unwrap();
     }
     delete_snapshot(&a, "snap").await.unwrap();
-    rig.assert_nothing_left("origin");
+    fixture.assert_nothing_left("origin");
 }
 
 #[tokio::test]
 async fn a_copied_snapshot_is_not_ready_until_its_copy_is_complete() {
-    let rig = Rig::new();
-    let a = rig.driver("a").await;
+    let fixture = BlockFixture::new();
+    let a = fixture.driver("a").await;
     let request = v1::CreateVolumeRequest {
         capacity_range: Some(v1::CapacityRange { required_bytes: 3 * GIB, limit_bytes: 0 }),
         ..create_request("origin", raw(Mode::SingleNodeWriter))
     };
     a.create_volume(request).await.unwrap();
     let volume = Volume { id: "origin".to_owned(), capability: raw(Mode::SingleNodeWriter) };
-    let mut image = fs::OpenOptions::new().write(true).open(rig.image("origin")).unwrap();
+    let mut image = fs::OpenOptions::new().write(true).open(fixture.image("origin")).unwrap();
     for _ in 0..24 {
         image.write_all(&vec![7; 64 << 20]).unwrap();
     }
@@ -138,15 +140,17 @@ async fn a_copied_snapshot_is_not_ready_until_its_copy_is_complete() {
     }
     let done = ready(&a, "snap").await;
     assert_eq!(done.creation_time, snapshot.creation_time);
-    let copied = fs::read(rig.pool().join("snapshots/snap.img")).unwrap();
+    let copied = fs::read(fixture.pool().join("snapshots/snap.img")).unwrap();
     assert!(copied[..1536 << 20].iter().all(|byte| *byte == 7) && copied.len() == 3 << 30);
 }
 
 #[tokio::test]
 async fn a_raw_device_in_use_is_copied_only_by_reflink() {
-    for (rig, want) in [(Rig::new(), Some(Code::FailedPrecondition)), (Rig::on_xfs(XFS_POOL), None)] {
-        let a = rig.driver("a").await;
-        let (staging, target) = (rig.create_dir("staging"), rig.path_string("device"));
+    for (fixture, want) in
+        [(BlockFixture::new(), Some(Code::FailedPrecondition)), (BlockFixture::on_xfs(XFS_POOL), None)]
+    {
+        let a = fixture.driver("a").await;
+        let (staging, target) = (fixture.create_dir("staging"), fixture.path_string("device"));
         let volume = Volume::create(&a, "origin", raw(Mode::SingleNodeWriter)).await.unwrap();
         volume.publish_and_stage(&a, "a", &staging).await;
         volume.publish(&a, &staging, &target).await.unwrap();
@@ -157,7 +161,7 @@ async fn a_raw_device_in_use_is_copied_only_by_reflink() {
         drop(device);
         if want.is_none() {
             copy(&a, "clone", &volume, from_snapshot("snap"), 0).await;
-            assert_eq!(rig.bytes("clone", 0, 8192), [9; 8192], "flushed before it was cut");
+            assert_eq!(fixture.bytes("clone", 0, 8192), [9; 8192], "flushed before it was cut");
         }
     }
 }
@@ -170,8 +174,8 @@ async fn snapshots(client: &Client, request: v1::ListSnapshotsRequest) -> (Vec<S
 
 #[tokio::test]
 async fn snapshots_are_found_by_id_by_volume_and_page_by_page() {
-    let rig = Rig::new();
-    let a = rig.driver("a").await;
+    let fixture = BlockFixture::new();
+    let a = fixture.driver("a").await;
     let one = Volume::create(&a, "one", writer("ext4")).await.unwrap();
     let two = Volume::create(&a, "two", writer("ext4")).await.unwrap();
     for (volume, name) in [(&one, "s1"), (&one, "s2"), (&two, "s3")] {
@@ -201,13 +205,13 @@ async fn snapshots_are_found_by_id_by_volume_and_page_by_page() {
     let missing = v1::GetSnapshotRequest { snapshot_id: "s9".to_owned(), ..Default::default() };
     assert_eq!(a.get_snapshot(missing).await.unwrap_err().code(), Code::NotFound);
     delete_snapshot(&a, "../volumes/one").await.unwrap();
-    assert!(rig.image("one").exists());
+    assert!(fixture.image("one").exists());
 }
 
 #[tokio::test]
 async fn a_source_that_does_not_fit_is_refused() {
-    let rig = Rig::new();
-    let a = rig.driver("a").await;
+    let fixture = BlockFixture::new();
+    let a = fixture.driver("a").await;
     let volume = Volume::create(&a, "origin", writer("ext4")).await.unwrap();
     volume.snapshot(&a, "snap").await.unwrap();
     ready(&a, "snap").await;
@@ -225,7 +229,7 @@ async fn a_source_that_does_not_fit_is_refused() {
         ("a path", request("x", from_volume("../locks"), "ext4", 0), Code::NotFound),
     ] {
         assert_eq!(a.create_volume(request).await.unwrap_err().code(), want, "{case}");
-        assert!(!rig.image("x").exists() && !rig.record("x").exists(), "{case}");
+        assert!(!fixture.image("x").exists() && !fixture.record("x").exists(), "{case}");
     }
     a.create_volume(request("made", from_snapshot("snap"), "", 0)).await.unwrap();
     let other = a.create_volume(request("made", from_volume("origin"), "", 0)).await.unwrap_err();

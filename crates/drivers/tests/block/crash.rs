@@ -10,7 +10,7 @@ use cleat_csi::{CallError, Client, v1};
 use cleat_drivers::block::{self, Config};
 use cleat_host::filesystem::Format;
 
-use crate::rig::{Rig, Volume, create_request, writer};
+use crate::fixture::{BlockFixture, Volume, create_request, writer};
 
 const DIRECTORY: &str = "CLEAT_TEST_DRIVER";
 const POOL: &str = "CLEAT_TEST_POOL";
@@ -34,34 +34,34 @@ impl Drop for DriverProcess {
     }
 }
 
-pub(crate) async fn start(rig: &Rig, crash_at: &str) -> (DriverProcess, Client) {
+pub(crate) async fn start(fixture: &BlockFixture, crash_at: &str) -> (DriverProcess, Client) {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "crash::child", "--nocapture"])
-        .env(DIRECTORY, rig.directory.path())
-        .env(POOL, rig.pool())
+        .env(DIRECTORY, fixture.directory.path())
+        .env(POOL, fixture.pool())
         .env(cleat_crash::VARIABLE, crash_at)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let client = Client::new(cleat_csi::Endpoint::unix(rig.path("child.sock")));
+    let client = Client::new(cleat_csi::Endpoint::unix(fixture.path("child.sock")));
     client.wait_ready(Duration::from_secs(60)).await.unwrap();
     (DriverProcess(child), client)
 }
 
 /// All calls from CreateVolume to DeleteVolume. Each of them may have been completed before.
-async fn use_all(rig: &Rig, client: &Client) -> Result<(), CallError> {
-    let (staging, target) = (rig.create_dir("staging"), rig.path_string("target"));
+async fn use_all(fixture: &BlockFixture, client: &Client) -> Result<(), CallError> {
+    let (staging, target) = (fixture.create_dir("staging"), fixture.path_string("target"));
     let volume = Volume::create(client, "pvc-1", writer("ext4")).await?;
     volume.attach(client, "a").await?;
     volume.stage(client, &staging).await?;
     volume.publish(client, &staging, &target).await?;
     fs::write(Path::new(&target).join("file"), "data").unwrap();
-    delete_all(rig, client).await
+    delete_all(fixture, client).await
 }
 
-async fn delete_all(rig: &Rig, client: &Client) -> Result<(), CallError> {
-    let (staging, target) = (rig.create_dir("staging"), rig.path_string("target"));
+async fn delete_all(fixture: &BlockFixture, client: &Client) -> Result<(), CallError> {
+    let (staging, target) = (fixture.create_dir("staging"), fixture.path_string("target"));
     let volume = Volume { id: "pvc-1".to_owned(), capability: writer("ext4") };
     volume.unpublish(client, &target).await?;
     volume.unstage(client, &staging).await?;
@@ -89,27 +89,27 @@ const POINTS: [&str; 14] = [
 #[tokio::test]
 async fn repeated_calls_complete_after_a_kill_at_any_crash_point() {
     for point in POINTS {
-        let rig = Rig::new();
-        let (mut child, client) = start(&rig, point).await;
-        let error = use_all(&rig, &client).await.expect_err(point);
+        let fixture = BlockFixture::new();
+        let (mut child, client) = start(&fixture, point).await;
+        let error = use_all(&fixture, &client).await.expect_err(point);
         assert_eq!(error.class(), cleat_csi::ErrorClass::Uncertain, "{point}: {error}");
         child.0.wait().unwrap();
-        let (_child, client) = start(&rig, "").await;
-        use_all(&rig, &client).await.unwrap_or_else(|error| panic!("{point}: {error}"));
-        rig.assert_nothing_left("pvc-1");
+        let (_child, client) = start(&fixture, "").await;
+        use_all(&fixture, &client).await.unwrap_or_else(|error| panic!("{point}: {error}"));
+        fixture.assert_nothing_left("pvc-1");
     }
 }
 
 #[tokio::test]
 async fn deleting_a_volume_after_a_kill_at_any_crash_point_leaves_nothing() {
     for point in POINTS {
-        let rig = Rig::new();
-        let (mut child, client) = start(&rig, point).await;
-        use_all(&rig, &client).await.expect_err(point);
+        let fixture = BlockFixture::new();
+        let (mut child, client) = start(&fixture, point).await;
+        use_all(&fixture, &client).await.expect_err(point);
         child.0.wait().unwrap();
-        let (_child, client) = start(&rig, "").await;
-        delete_all(&rig, &client).await.unwrap_or_else(|error| panic!("{point}: {error}"));
-        rig.assert_nothing_left("pvc-1");
+        let (_child, client) = start(&fixture, "").await;
+        delete_all(&fixture, &client).await.unwrap_or_else(|error| panic!("{point}: {error}"));
+        fixture.assert_nothing_left("pvc-1");
     }
 }
 
@@ -119,20 +119,20 @@ async fn an_unused_volume_can_be_deleted_or_created_again_after_a_kill_at_any_cr
         ["driver:image-begun", "driver:recorded", "driver:image-created", "driver:deleting", "driver:image-removed"]
     {
         for again in [false, true] {
-            let rig = Rig::new();
-            let (mut child, client) = start(&rig, point).await;
+            let fixture = BlockFixture::new();
+            let (mut child, client) = start(&fixture, point).await;
             let created = Volume::create(&client, "pvc-1", writer("ext4")).await;
             let deleted = async { created?.delete(&client).await };
             deleted.await.expect_err(point);
             child.0.wait().unwrap();
-            let (_child, client) = start(&rig, "").await;
+            let (_child, client) = start(&fixture, "").await;
             if again {
                 Volume::create(&client, "pvc-1", writer("ext4")).await.unwrap_or_else(|e| panic!("{point}: {e}"));
-                assert!(fs::metadata(rig.image("pvc-1")).unwrap().len() > 0, "{point}");
+                assert!(fs::metadata(fixture.image("pvc-1")).unwrap().len() > 0, "{point}");
             }
             let volume = Volume { id: "pvc-1".to_owned(), capability: writer("ext4") };
             volume.delete(&client).await.unwrap_or_else(|e| panic!("{point}: {e}"));
-            rig.assert_nothing_left("pvc-1");
+            fixture.assert_nothing_left("pvc-1");
         }
     }
 }
@@ -150,21 +150,21 @@ async fn leftovers_prevent_a_new_volume_only_if_they_may_be_user_data() {
         (&[("pvc-1.img", data)], true),
         (&[("pvc-1.img", data), ("pvc-1.json", empty)], true),
     ] {
-        let rig = Rig::new();
-        let (_child, client) = start(&rig, "").await;
+        let fixture = BlockFixture::new();
+        let (_child, client) = start(&fixture, "").await;
         for (name, bytes) in left {
-            fs::write(rig.pool().join("volumes").join(name), bytes).unwrap();
+            fs::write(fixture.pool().join("volumes").join(name), bytes).unwrap();
         }
         let created = Volume::create(&client, "pvc-1", writer("ext4")).await;
         assert_eq!(created.is_err(), refused, "{left:?}");
         match created {
-            Err(_) => assert_eq!(fs::read(rig.image("pvc-1")).unwrap(), data),
+            Err(_) => assert_eq!(fs::read(fixture.image("pvc-1")).unwrap(), data),
             Ok(volume) => {
-                let image = fs::metadata(rig.image("pvc-1")).unwrap();
+                let image = fs::metadata(fixture.image("pvc-1")).unwrap();
                 assert_eq!(std::os::unix::fs::MetadataExt::blocks(&image), 0, "{left:?}");
-                assert!(!rig.pool().join("volumes/pvc-1.gone").exists(), "{left:?}");
+                assert!(!fixture.pool().join("volumes/pvc-1.gone").exists(), "{left:?}");
                 volume.delete(&client).await.unwrap();
-                rig.assert_nothing_left("pvc-1");
+                fixture.assert_nothing_left("pvc-1");
             }
         }
     }
@@ -173,14 +173,14 @@ async fn leftovers_prevent_a_new_volume_only_if_they_may_be_user_data() {
 #[tokio::test]
 async fn acknowledged_changes_survive_a_power_failure() {
     for options in [&[][..], &["-O", "^has_journal"]] {
-        let rig = Rig::on(Format::Ext4, options, 64 << 20);
-        let client = rig.driver("a").await;
+        let fixture = BlockFixture::on(Format::Ext4, options, 64 << 20);
+        let client = fixture.driver("a").await;
         for round in 0..3 {
             let volume = Volume::create(&client, "pvc-1", writer("ext4")).await.unwrap();
-            let found = rig.volumes_after_power_failure();
+            let found = fixture.volumes_after_power_failure();
             assert!(found.contains(&"pvc-1.json".to_owned()), "{options:?}, round {round}: {found:?}");
             volume.delete(&client).await.unwrap();
-            let found = rig.volumes_after_power_failure();
+            let found = fixture.volumes_after_power_failure();
             assert!(found.is_empty(), "{options:?}, round {round}: {found:?}");
         }
     }
@@ -188,19 +188,19 @@ async fn acknowledged_changes_survive_a_power_failure() {
 
 #[tokio::test]
 async fn a_failed_creation_on_a_full_pool_leaves_no_files() {
-    let rig = Rig::on(Format::Ext4, &["-N", "128"], 64 << 20);
-    let client = rig.driver("a").await;
-    let filler = |n: usize| rig.pool().join(format!("filler-{n}"));
+    let fixture = BlockFixture::on(Format::Ext4, &["-N", "128"], 64 << 20);
+    let client = fixture.driver("a").await;
+    let filler = |n: usize| fixture.pool().join(format!("filler-{n}"));
     // Creating a volume takes up to three inodes, for a lock, an image and a record. Each of them may be missing.
     for left in 0..3 {
         let mut fillers = 0;
-        while rustix::fs::statvfs(rig.pool()).unwrap().f_ffree > left {
+        while rustix::fs::statvfs(fixture.pool()).unwrap().f_ffree > left {
             fs::write(filler(fillers), "").unwrap();
             fillers += 1;
         }
         let id = format!("pvc-{left}");
         Volume::create(&client, &id, writer("ext4")).await.map(drop).expect_err(&id);
-        let names = fs::read_dir(rig.pool().join("volumes")).unwrap().map(|entry| entry.unwrap().file_name());
+        let names = fs::read_dir(fixture.pool().join("volumes")).unwrap().map(|entry| entry.unwrap().file_name());
         assert_eq!(names.collect::<Vec<_>>(), [""; 0], "{left} left");
         (0..fillers).for_each(|n| fs::remove_file(filler(n)).unwrap());
         let volume = Volume::create(&client, &id, writer("ext4")).await.expect(&id);
@@ -210,27 +210,27 @@ async fn a_failed_creation_on_a_full_pool_leaves_no_files() {
 
 #[tokio::test]
 async fn an_interrupted_format_is_repeated_but_a_finished_one_is_not() {
-    let rig = Rig::new();
-    let staging = rig.create_dir("staging");
+    let fixture = BlockFixture::new();
+    let staging = fixture.create_dir("staging");
     let volume = Volume { id: "pvc-1".to_owned(), capability: writer("xfs") };
     {
-        let (mut child, client) = start(&rig, "driver:format-recorded").await;
+        let (mut child, client) = start(&fixture, "driver:format-recorded").await;
         client.create_volume(create_request("pvc-1", writer("xfs"))).await.unwrap();
         volume.attach(&client, "a").await.unwrap();
         volume.stage(&client, &staging).await.unwrap_err();
         child.0.wait().unwrap();
     }
-    assert!(fs::read_to_string(rig.record("pvc-1")).unwrap().contains("formatting"));
+    assert!(fs::read_to_string(fixture.record("pvc-1")).unwrap().contains("formatting"));
     // As an interrupted mkfs may leave it.
-    let image = fs::OpenOptions::new().write(true).open(rig.image("pvc-1")).unwrap();
+    let image = fs::OpenOptions::new().write(true).open(fixture.image("pvc-1")).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&image, &[0xa5; 65536], 65536).unwrap();
     drop(image);
 
-    let (_child, client) = start(&rig, "").await;
+    let (_child, client) = start(&fixture, "").await;
     volume.stage(&client, &staging).await.unwrap();
     fs::write(Path::new(&staging).join("file"), "data").unwrap();
     volume.unstage(&client, &staging).await.unwrap();
-    assert!(!fs::read_to_string(rig.record("pvc-1")).unwrap().contains("formatting"));
+    assert!(!fs::read_to_string(fixture.record("pvc-1")).unwrap().contains("formatting"));
     volume.stage(&client, &staging).await.unwrap();
     assert_eq!(fs::read(Path::new(&staging).join("file")).unwrap(), b"data");
     let capabilities = v1::ValidateVolumeCapabilitiesRequest {

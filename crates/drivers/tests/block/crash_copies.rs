@@ -7,7 +7,9 @@ use cleat_drivers::block;
 
 use crate::{
     crash::start,
-    rig::{GIB, Rig, Volume, create_request, delete_snapshot, from_snapshot, from_volume, try_ready, writer},
+    fixture::{
+        BlockFixture, GIB, Volume, create_request, delete_snapshot, from_snapshot, from_volume, try_ready, writer,
+    },
 };
 
 async fn copy(client: &Client, name: &str, source: v1::VolumeContentSource) -> Result<Volume, CallError> {
@@ -33,8 +35,8 @@ async fn delete_group(client: &Client) -> Result<(), CallError> {
 
 /// All calls that copy or expand, while the source is in use. Each of them may have been completed before. If `again`
 /// is true, a snapshot whose copy was interrupted may be lost, if the driver reports DATA_LOSS.
-async fn use_all(rig: &Rig, client: &Client, again: bool) -> Result<(), CallError> {
-    let (staging, other) = (rig.create_dir("staging"), rig.create_dir("other"));
+async fn use_all(fixture: &BlockFixture, client: &Client, again: bool) -> Result<(), CallError> {
+    let (staging, other) = (fixture.create_dir("staging"), fixture.create_dir("other"));
     let origin = Volume::create(client, "origin", writer("xfs")).await?;
     origin.attach(client, "a").await?;
     origin.stage(client, &staging).await?;
@@ -60,11 +62,11 @@ async fn use_all(rig: &Rig, client: &Client, again: bool) -> Result<(), CallErro
         volume.detach(client, "a").await?;
     }
     assert!(cleat_host::filesystem::statfs(Path::new(&staging)).unwrap().total_bytes as i64 > 3 * GIB / 2);
-    delete_all(rig, client).await
+    delete_all(fixture, client).await
 }
 
-async fn delete_all(rig: &Rig, client: &Client) -> Result<(), CallError> {
-    let (staging, other) = (rig.create_dir("staging"), rig.create_dir("other"));
+async fn delete_all(fixture: &BlockFixture, client: &Client) -> Result<(), CallError> {
+    let (staging, other) = (fixture.create_dir("staging"), fixture.create_dir("other"));
     delete_group(client).await?;
     delete_snapshot(client, "snap").await?;
     for (name, at) in [("clone", &other), ("restored", &other), ("origin", &staging)] {
@@ -96,72 +98,72 @@ const BOTH: [&str; 14] = [
 /// Crash points of pools without reflinks only.
 const COPYING: [&str; 1] = ["driver:snapshot-copying"];
 
-async fn kill_at(point: &str, rig: Rig, give_up: bool) {
-    let (mut child, client) = start(&rig, point).await;
-    let error = use_all(&rig, &client, false).await.expect_err(point);
+async fn kill_at(point: &str, fixture: BlockFixture, give_up: bool) {
+    let (mut child, client) = start(&fixture, point).await;
+    let error = use_all(&fixture, &client, false).await.expect_err(point);
     assert_eq!(error.code(), Code::Unavailable, "{point}: {error}");
     child.0.wait().unwrap();
-    let (_child, client) = start(&rig, "").await;
+    let (_child, client) = start(&fixture, "").await;
     if !give_up {
-        let again = tokio::time::timeout(Duration::from_secs(120), use_all(&rig, &client, true)).await;
+        let again = tokio::time::timeout(Duration::from_secs(120), use_all(&fixture, &client, true)).await;
         again.unwrap_or_else(|_| panic!("{point}: hangs")).unwrap_or_else(|error| panic!("{point}: {error}"));
     } else {
-        delete_all(&rig, &client).await.unwrap_or_else(|error| panic!("{point}: {error}"));
+        delete_all(&fixture, &client).await.unwrap_or_else(|error| panic!("{point}: {error}"));
     }
     for name in ["clone", "restored", "origin"] {
-        rig.assert_nothing_left(name);
+        fixture.assert_nothing_left(name);
     }
 }
 
 #[tokio::test]
 async fn repeated_calls_complete_after_a_kill_at_any_crash_point_of_a_copying_pool() {
     for point in BOTH.iter().chain(&COPYING) {
-        kill_at(point, Rig::new(), false).await;
+        kill_at(point, BlockFixture::new(), false).await;
     }
 }
 
 #[tokio::test]
 async fn repeated_calls_complete_after_a_kill_at_any_crash_point_of_a_reflinking_pool() {
     for point in BOTH {
-        kill_at(point, Rig::on_xfs(4 << 30), false).await;
+        kill_at(point, BlockFixture::on_xfs(4 << 30), false).await;
     }
 }
 
 #[tokio::test]
 async fn deleting_everything_after_a_kill_at_any_crash_point_leaves_nothing() {
     for point in BOTH.iter().chain(&COPYING) {
-        kill_at(point, Rig::new(), true).await;
+        kill_at(point, BlockFixture::new(), true).await;
     }
 }
 
 #[tokio::test]
 async fn the_audit_repairs_interrupted_calls_that_are_not_repeated() {
     for point in BOTH.iter().chain(&COPYING) {
-        let rig = Rig::new();
-        let (mut child, client) = start(&rig, point).await;
-        use_all(&rig, &client, false).await.expect_err(point);
+        let fixture = BlockFixture::new();
+        let (mut child, client) = start(&fixture, point).await;
+        use_all(&fixture, &client, false).await.expect_err(point);
         child.0.wait().unwrap();
-        block::audit(&rig.pool(), true).unwrap();
-        let left = block::audit(&rig.pool(), false).unwrap();
+        block::audit(&fixture.pool(), true).unwrap();
+        let left = block::audit(&fixture.pool(), false).unwrap();
         let is_unrepairable =
             |finding: &block::Finding| matches!(finding.outcome, block::RepairOutcome::Unrepairable(_));
         assert!(left.iter().all(is_unrepairable), "{point}: {left:?}");
         // The mounted volume still accepts writes.
-        let file = rig.path("staging").join("after");
+        let file = fixture.path("staging").join("after");
         tokio::time::timeout(Duration::from_secs(30), tokio::fs::write(file, "x")).await.expect(point).unwrap();
     }
 }
 
 #[tokio::test]
 async fn a_frozen_file_system_is_thawed_when_the_driver_starts_again() {
-    let rig = Rig::new();
-    let staging = rig.create_dir("staging");
-    let (mut child, client) = start(&rig, "driver:frozen").await;
+    let fixture = BlockFixture::new();
+    let staging = fixture.create_dir("staging");
+    let (mut child, client) = start(&fixture, "driver:frozen").await;
     let origin = Volume::create(&client, "origin", writer("ext4")).await.unwrap();
     origin.publish_and_stage(&client, "a", &staging).await;
     origin.snapshot(&client, "snap").await.unwrap_err();
     child.0.wait().unwrap();
-    let (_child, _client) = start(&rig, "").await;
+    let (_child, _client) = start(&fixture, "").await;
     let file = Path::new(&staging).join("file");
     tokio::time::timeout(Duration::from_secs(30), tokio::fs::write(file, "x")).await.unwrap().unwrap();
 }

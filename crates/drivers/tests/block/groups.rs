@@ -10,7 +10,7 @@ use std::{
 
 use cleat_csi::{CallError, Client, Code, v1};
 
-use crate::rig::{Rig, Volume, create_request, delete_snapshot, from_snapshot, writer};
+use crate::fixture::{BlockFixture, Volume, create_request, delete_snapshot, from_snapshot, writer};
 
 async fn create(client: &Client, name: &str, volumes: &[&str]) -> Result<v1::VolumeGroupSnapshot, CallError> {
     let request = v1::CreateVolumeGroupSnapshotRequest {
@@ -36,12 +36,12 @@ fn write_in_order(stop: Arc<AtomicBool>, files: [PathBuf; 2]) -> std::thread::Jo
     })
 }
 
-async fn members_are_cut_at_one_point_in_time(rig: Rig) {
-    let a = rig.driver("a").await;
+async fn members_are_cut_at_one_point_in_time(fixture: BlockFixture) {
+    let a = fixture.driver("a").await;
     let mut staged = Vec::new();
     for name in ["one", "two"] {
         let volume = Volume::create(&a, name, writer("ext4")).await.unwrap();
-        let at = rig.create_dir(&format!("staging-{name}"));
+        let at = fixture.create_dir(&format!("staging-{name}"));
         volume.publish_and_stage(&a, "a", &at).await;
         staged.push((volume, at));
     }
@@ -69,7 +69,7 @@ async fn members_are_cut_at_one_point_in_time(rig: Rig) {
         };
         a.create_volume(request).await.unwrap();
         let volume = Volume { id: name.to_owned(), capability: writer("ext4") };
-        let at = rig.create_dir(name);
+        let at = fixture.create_dir(name);
         volume.publish_and_stage(&a, "a", &at).await;
         numbers.push(fs::read_to_string(Path::new(&at).join("number")).unwrap().parse::<u64>().unwrap());
         volume.unstage_and_unpublish(&a, "a", &at).await;
@@ -99,25 +99,25 @@ async fn members_are_cut_at_one_point_in_time(rig: Rig) {
         volume.unstage_and_unpublish(&a, "a", &at).await;
         volume.delete(&a).await.unwrap();
     }
-    rig.assert_nothing_left("one");
+    fixture.assert_nothing_left("one");
 }
 
 #[tokio::test]
 async fn members_are_cut_at_one_point_in_time_by_copying() {
-    members_are_cut_at_one_point_in_time(Rig::new()).await;
+    members_are_cut_at_one_point_in_time(BlockFixture::new()).await;
 }
 
 #[tokio::test]
 async fn members_are_cut_at_one_point_in_time_by_reflink() {
-    members_are_cut_at_one_point_in_time(Rig::on_xfs(4 << 30)).await;
+    members_are_cut_at_one_point_in_time(BlockFixture::on_xfs(4 << 30)).await;
 }
 
 #[tokio::test]
 async fn a_group_with_a_missing_volume_is_refused() {
-    let rig = Rig::new();
-    let a = rig.driver("a").await;
+    let fixture = BlockFixture::new();
+    let a = fixture.driver("a").await;
     let volume = Volume::create(&a, "one", writer("ext4")).await.unwrap();
     assert_eq!(create(&a, "group", &["one", "none"]).await.unwrap_err().code(), Code::NotFound);
     volume.delete(&a).await.unwrap();
-    rig.assert_nothing_left("one");
+    fixture.assert_nothing_left("one");
 }

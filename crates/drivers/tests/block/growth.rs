@@ -8,7 +8,7 @@ use std::{
 use cleat_csi::{Code, v1, v1::volume_capability::access_mode::Mode};
 use cleat_host::filesystem::statfs;
 
-use crate::rig::{GIB, Rig, Volume, create_request, raw, writer};
+use crate::fixture::{BlockFixture, GIB, Volume, create_request, raw, writer};
 
 fn total(at: &str) -> i64 {
     statfs(Path::new(at)).unwrap().total_bytes as i64
@@ -16,9 +16,9 @@ fn total(at: &str) -> i64 {
 
 /// Returns whether the kernel let the file system grow while it was mounted.
 async fn grow_in_use(fs_type: &str) -> bool {
-    let rig = Rig::new();
-    let a = rig.driver("a").await;
-    let (staging, target) = (rig.create_dir("staging"), rig.path_string("target"));
+    let fixture = BlockFixture::new();
+    let a = fixture.driver("a").await;
+    let (staging, target) = (fixture.create_dir("staging"), fixture.path_string("target"));
     let volume = Volume::create(&a, "pvc-1", writer(fs_type)).await.unwrap();
     volume.publish_and_stage(&a, "a", &staging).await;
     volume.publish(&a, &staging, &target).await.unwrap();
@@ -57,7 +57,7 @@ async fn grow_in_use(fs_type: &str) -> bool {
     };
     assert_eq!(a.controller_expand_volume(shrink).await.unwrap_err().code(), Code::OutOfRange);
     volume.delete(&a).await.unwrap();
-    rig.assert_nothing_left("pvc-1");
+    fixture.assert_nothing_left("pvc-1");
     online
 }
 
@@ -82,9 +82,9 @@ async fn ext4_grows_in_use_where_the_kernel_permits_it_and_with_the_next_stage_e
 
 #[tokio::test]
 async fn a_raw_device_grows_in_use() {
-    let rig = Rig::new();
-    let a = rig.driver("a").await;
-    let (staging, target) = (rig.create_dir("staging"), rig.path_string("device"));
+    let fixture = BlockFixture::new();
+    let a = fixture.driver("a").await;
+    let (staging, target) = (fixture.create_dir("staging"), fixture.path_string("device"));
     let volume = Volume::create(&a, "raw", raw(Mode::SingleNodeWriter)).await.unwrap();
     assert!(!volume.expand(&a, GIB + (1 << 20)).await.unwrap(), "no node has it");
     volume.publish_and_stage(&a, "a", &staging).await;
@@ -99,8 +99,8 @@ async fn a_raw_device_grows_in_use() {
 
 #[tokio::test]
 async fn a_full_volume_is_full_for_its_writer_only() {
-    let rig = Rig::new();
-    let a = rig.driver("a").await;
+    let fixture = BlockFixture::new();
+    let a = fixture.driver("a").await;
     let mut staged = Vec::new();
     for name in ["full", "other"] {
         let request = v1::CreateVolumeRequest {
@@ -109,7 +109,7 @@ async fn a_full_volume_is_full_for_its_writer_only() {
         };
         a.create_volume(request).await.unwrap();
         let volume = Volume { id: name.to_owned(), capability: writer("ext4") };
-        let at = rig.create_dir(&format!("staging-{name}"));
+        let at = fixture.create_dir(&format!("staging-{name}"));
         volume.publish_and_stage(&a, "a", &at).await;
         staged.push((volume, at));
     }
@@ -131,18 +131,18 @@ async fn a_full_volume_is_full_for_its_writer_only() {
     let response = a.node_get_volume_stats(stats).await.unwrap();
     assert!(response.usage[0].available < 1 << 20, "{:?}", response.usage);
     assert!(!response.volume_condition.unwrap().abnormal, "full is not ill");
-    assert!(fs::metadata(rig.image("full")).unwrap().len() == 32 << 20, "the device is the limit");
+    assert!(fs::metadata(fixture.image("full")).unwrap().len() == 32 << 20, "the device is the limit");
 }
 
 #[tokio::test]
 async fn sixty_four_volumes_are_staged_at_once() {
-    let rig = Rig::new();
-    let a = rig.driver("a").await;
+    let fixture = BlockFixture::new();
+    let a = fixture.driver("a").await;
     let mut running = tokio::task::JoinSet::new();
     for number in 0..64 {
         let (a, staging) = (
             a.clone().with_deadline(std::time::Duration::from_secs(120)),
-            rig.create_dir(&format!("staging-{number}")),
+            fixture.create_dir(&format!("staging-{number}")),
         );
         running.spawn(async move {
             let volume = Volume::create(&a, &format!("many-{number}"), writer("ext4")).await.unwrap();
@@ -152,7 +152,7 @@ async fn sixty_four_volumes_are_staged_at_once() {
         });
     }
     let staged = running.join_all().await;
-    assert_eq!(rig.mounts().len(), 64, "all of them at the same time");
+    assert_eq!(fixture.mounts().len(), 64, "all of them at the same time");
     for (_, staging, number) in &staged {
         assert_eq!(fs::read_to_string(Path::new(staging).join("number")).unwrap(), number.to_string());
     }
@@ -165,5 +165,5 @@ async fn sixty_four_volumes_are_staged_at_once() {
         });
     }
     running.join_all().await;
-    rig.assert_nothing_left("many-0");
+    fixture.assert_nothing_left("many-0");
 }

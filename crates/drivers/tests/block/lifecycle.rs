@@ -4,16 +4,16 @@ use std::{fs, io::Write, path::Path};
 
 use cleat_csi::{Client, Code, v1, v1::volume_capability::access_mode::Mode};
 
-use crate::rig::{GIB, Rig, Volume, create_request, mounted, raw, writer};
+use crate::fixture::{BlockFixture, GIB, Volume, create_request, mounted, raw, writer};
 
 async fn round_trip(fs_type: &str) {
-    let rig = Rig::new();
-    let (a, b) = (rig.driver("a").await, rig.driver("b").await);
+    let fixture = BlockFixture::new();
+    let (a, b) = (fixture.driver("a").await, fixture.driver("b").await);
     let volume = Volume::create(&a, "pvc-1", writer(fs_type)).await.unwrap();
     assert_eq!(volume.id, "pvc-1");
-    assert_eq!(fs::metadata(rig.image("pvc-1")).unwrap().len(), GIB as u64);
+    assert_eq!(fs::metadata(fixture.image("pvc-1")).unwrap().len(), GIB as u64);
 
-    let (staging, target) = (rig.create_dir("a/staging"), rig.path_string("a/target"));
+    let (staging, target) = (fixture.create_dir("a/staging"), fixture.path_string("a/target"));
     volume.attach(&a, "a").await.unwrap();
     volume.stage(&a, &staging).await.unwrap();
     volume.publish(&a, &staging, &target).await.unwrap();
@@ -22,10 +22,10 @@ async fn round_trip(fs_type: &str) {
     assert!(!Path::new(&target).exists(), "the driver removes the target that it created");
     volume.unstage(&a, &staging).await.unwrap();
     assert!(Path::new(&staging).exists(), "the staging directory is the caller's");
-    assert_eq!(rig.loop_devices("pvc-1"), 0);
+    assert_eq!(fixture.loop_devices("pvc-1"), 0);
     volume.detach(&a, "a").await.unwrap();
 
-    let (staging, target) = (rig.create_dir("b/staging"), rig.path_string("b/target"));
+    let (staging, target) = (fixture.create_dir("b/staging"), fixture.path_string("b/target"));
     volume.attach(&b, "b").await.unwrap();
     volume.stage(&b, &staging).await.unwrap();
     volume.publish(&b, &staging, &target).await.unwrap();
@@ -41,7 +41,7 @@ async fn round_trip(fs_type: &str) {
     volume.unstage(&b, &staging).await.unwrap();
     volume.detach(&b, "b").await.unwrap();
     volume.delete(&b).await.unwrap();
-    rig.assert_nothing_left("pvc-1");
+    fixture.assert_nothing_left("pvc-1");
 }
 
 #[tokio::test]
@@ -56,9 +56,9 @@ async fn xfs_keeps_its_data_from_node_to_node() {
 
 #[tokio::test]
 async fn every_call_may_be_repeated() {
-    let rig = Rig::new();
-    let a = rig.driver("a").await;
-    let (staging, target) = (rig.create_dir("staging"), rig.path_string("target"));
+    let fixture = BlockFixture::new();
+    let a = fixture.driver("a").await;
+    let (staging, target) = (fixture.create_dir("staging"), fixture.path_string("target"));
     let volume = Volume::create(&a, "pvc-1", writer("ext4")).await.unwrap();
     for _ in 0..2 {
         assert_eq!(Volume::create(&a, "pvc-1", writer("ext4")).await.unwrap().id, volume.id);
@@ -66,8 +66,8 @@ async fn every_call_may_be_repeated() {
         volume.stage(&a, &staging).await.unwrap();
         volume.publish(&a, &staging, &target).await.unwrap();
     }
-    assert_eq!(rig.mounts().len(), 2, "nothing is mounted twice");
-    assert_eq!(rig.loop_devices("pvc-1"), 1);
+    assert_eq!(fixture.mounts().len(), 2, "nothing is mounted twice");
+    assert_eq!(fixture.loop_devices("pvc-1"), 1);
     for _ in 0..2 {
         volume.unpublish(&a, &target).await.unwrap();
     }
@@ -83,20 +83,21 @@ async fn every_call_may_be_repeated() {
     volume.unpublish(&a, &target).await.unwrap();
     volume.unstage(&a, &staging).await.unwrap();
     volume.detach(&a, "a").await.unwrap();
-    rig.assert_nothing_left("pvc-1");
+    fixture.assert_nothing_left("pvc-1");
 }
 
 #[tokio::test]
 async fn two_pods_share_one_stage_and_each_has_its_own_access() {
-    let rig = Rig::new();
-    let a = rig.driver("a").await;
-    let (staging, first, second) = (rig.create_dir("staging"), rig.path_string("first"), rig.path_string("second"));
+    let fixture = BlockFixture::new();
+    let a = fixture.driver("a").await;
+    let (staging, first, second) =
+        (fixture.create_dir("staging"), fixture.path_string("first"), fixture.path_string("second"));
     let volume = Volume::create(&a, "pvc-1", writer("ext4")).await.unwrap();
     volume.attach(&a, "a").await.unwrap();
     volume.stage(&a, &staging).await.unwrap();
     volume.publish(&a, &staging, &first).await.unwrap();
     volume.publish_as(&a, &staging, &second, true).await.unwrap();
-    assert_eq!(rig.loop_devices("pvc-1"), 1);
+    assert_eq!(fixture.loop_devices("pvc-1"), 1);
     fs::write(Path::new(&first).join("shared"), "x").unwrap();
     assert_eq!(fs::read(Path::new(&second).join("shared")).unwrap(), b"x");
     let refused = fs::write(Path::new(&second).join("shared"), "y").unwrap_err();
@@ -121,11 +122,11 @@ async fn two_pods_share_one_stage_and_each_has_its_own_access() {
 
 #[tokio::test]
 async fn a_raw_volume_appears_as_a_device_on_every_node_that_shares_it() {
-    let rig = Rig::new();
-    let (a, b) = (rig.driver("a").await, rig.driver("b").await);
+    let fixture = BlockFixture::new();
+    let (a, b) = (fixture.driver("a").await, fixture.driver("b").await);
     let volume = Volume::create(&a, "raw", raw(Mode::MultiNodeMultiWriter)).await.unwrap();
-    let (on_a, on_b) = (rig.path_string("device-a"), rig.path_string("device-b"));
-    let (staging_a, staging_b) = (rig.create_dir("staging-a"), rig.create_dir("staging-b"));
+    let (on_a, on_b) = (fixture.path_string("device-a"), fixture.path_string("device-b"));
+    let (staging_a, staging_b) = (fixture.create_dir("staging-a"), fixture.create_dir("staging-b"));
     for (client, node, staging, target) in [(&a, "a", &staging_a, &on_a), (&b, "b", &staging_b, &on_b)] {
         volume.attach(client, node).await.unwrap();
         for _ in 0..2 {
@@ -137,11 +138,11 @@ async fn a_raw_volume_appears_as_a_device_on_every_node_that_shares_it() {
     device.write_all(&[7; 4096]).unwrap();
     device.sync_all().unwrap();
     drop(device);
-    assert_eq!(rig.bytes("raw", 0, 4096), [7; 4096]);
+    assert_eq!(fixture.bytes("raw", 0, 4096), [7; 4096]);
 
     volume.unpublish(&a, &on_a).await.unwrap();
     volume.unstage(&a, &staging_a).await.unwrap();
-    assert_eq!(rig.loop_devices("raw"), 1, "the other node still has it");
+    assert_eq!(fixture.loop_devices("raw"), 1, "the other node still has it");
     volume.detach(&a, "a").await.unwrap();
     let error = volume.delete(&a).await.unwrap_err();
     assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
@@ -149,17 +150,20 @@ async fn a_raw_volume_appears_as_a_device_on_every_node_that_shares_it() {
     volume.unstage(&b, &staging_b).await.unwrap();
     volume.detach(&b, "b").await.unwrap();
     volume.delete(&b).await.unwrap();
-    rig.assert_nothing_left("raw");
+    fixture.assert_nothing_left("raw");
 }
 
 #[tokio::test]
 async fn volumes_do_not_wait_for_each_other() {
-    let rig = Rig::new();
-    let a = rig.driver("a").await;
+    let fixture = BlockFixture::new();
+    let a = fixture.driver("a").await;
     let mut running = tokio::task::JoinSet::new();
     for number in 0..16 {
-        let (a, staging, target) =
-            (a.clone(), rig.create_dir(&format!("staging-{number}")), rig.path_string(&format!("target-{number}")));
+        let (a, staging, target) = (
+            a.clone(),
+            fixture.create_dir(&format!("staging-{number}")),
+            fixture.path_string(&format!("target-{number}")),
+        );
         running.spawn(async move {
             let volume = Volume::create(&a, &format!("pvc-{number}"), writer("ext4")).await.unwrap();
             volume.attach(&a, "a").await.unwrap();
@@ -173,7 +177,7 @@ async fn volumes_do_not_wait_for_each_other() {
         });
     }
     running.join_all().await;
-    rig.assert_nothing_left("pvc-0");
+    fixture.assert_nothing_left("pvc-0");
 }
 
 async fn page(client: &Client, max_entries: i32, starting_token: &str) -> (Vec<String>, String) {
@@ -185,8 +189,8 @@ async fn page(client: &Client, max_entries: i32, starting_token: &str) -> (Vec<S
 
 #[tokio::test]
 async fn volumes_are_listed_page_by_page_with_their_nodes() {
-    let rig = Rig::new();
-    let a = rig.driver("a").await;
+    let fixture = BlockFixture::new();
+    let a = fixture.driver("a").await;
     for name in ["v1", "v2", "v3"] {
         Volume::create(&a, name, writer("")).await.unwrap().attach(&a, "a").await.unwrap();
     }
@@ -201,8 +205,8 @@ async fn volumes_are_listed_page_by_page_with_their_nodes() {
 
 #[tokio::test]
 async fn create_volume_is_idempotent_and_refuses_incompatible_requests() {
-    let rig = Rig::new();
-    let a = rig.driver("a").await;
+    let fixture = BlockFixture::new();
+    let a = fixture.driver("a").await;
     let request = create_request("pvc-1", writer("ext4"));
     let created = a.create_volume(request.clone()).await.unwrap();
     assert_eq!(a.create_volume(request.clone()).await.unwrap(), created);

@@ -5,7 +5,9 @@ use std::{collections::HashMap, fs, os::unix::fs::MetadataExt, path::Path};
 use cleat_csi::{Client, Code, v1, v1::volume_capability::AccessType};
 use cleat_host::{loopdev, mount};
 
-use crate::rig::{GIB, Rig, Volume, create_request, delete_snapshot, from_snapshot, from_volume, ready, writer};
+use crate::fixture::{
+    BlockFixture, GIB, Volume, create_request, delete_snapshot, from_snapshot, from_volume, ready, writer,
+};
 
 fn request_with(parameters: &[(&str, &str)], name: &str, fs_type: &str) -> v1::CreateVolumeRequest {
     let parameters = parameters.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
@@ -19,9 +21,9 @@ async fn create(client: &Client, request: v1::CreateVolumeRequest) -> Volume {
 
 #[tokio::test]
 async fn class_parameters_set_properties_of_the_file_system() {
-    let rig = Rig::new();
-    let a = rig.driver("a").await;
-    let staging = rig.create_dir("staging");
+    let fixture = BlockFixture::new();
+    let a = fixture.driver("a").await;
+    let staging = fixture.create_dir("staging");
     let small = create(&a, request_with(&[("mkfsOptions", "-b 1024 -L mine")], "small", "ext4")).await;
     small.publish_and_stage(&a, "a", &staging).await;
     assert_eq!(rustix::fs::statvfs(staging.as_str()).unwrap().f_frsize, 1024);
@@ -54,15 +56,15 @@ async fn class_parameters_set_properties_of_the_file_system() {
 
 #[tokio::test]
 async fn a_thick_volume_has_its_blocks_or_is_not_created() {
-    let rig = Rig::on_xfs(2 << 30);
-    let a = rig.driver("a").await;
+    let fixture = BlockFixture::on_xfs(2 << 30);
+    let a = fixture.driver("a").await;
     let thin = create(&a, request_with(&[("provisioning", "thin")], "thin", "ext4")).await;
     let thick = create(&a, request_with(&[("provisioning", "thick")], "thick", "ext4")).await;
-    let blocks = |id: &str| fs::metadata(rig.image(id)).unwrap().blocks() as i64 * 512;
+    let blocks = |id: &str| fs::metadata(fixture.image(id)).unwrap().blocks() as i64 * 512;
     assert!(blocks("thin") < 1 << 20 && blocks("thick") >= GIB, "{} {}", blocks("thin"), blocks("thick"));
     let error = a.create_volume(request_with(&[("provisioning", "thick")], "more", "ext4")).await.unwrap_err();
     assert_eq!(error.code(), Code::ResourceExhausted, "{error}");
-    assert!(!rig.image("more").exists() && !rig.record("more").exists(), "nothing is left of it");
+    assert!(!fixture.image("more").exists() && !fixture.record("more").exists(), "nothing is left of it");
     let error = thick.expand(&a, 8 * GIB).await.unwrap_err();
     assert_eq!(error.code(), Code::ResourceExhausted, "{error}");
     let get = v1::ControllerGetVolumeRequest { volume_id: "thick".to_owned() };
@@ -80,34 +82,34 @@ async fn a_thick_volume_has_its_blocks_or_is_not_created() {
 
     // A thick volume must not share blocks: a later write could then fail because the pool is full.
     for (volume, name, shared) in [(&thick, "of-thick", false), (&thin, "of-thin", true)] {
-        let image = fs::OpenOptions::new().write(true).open(rig.image(&volume.id)).unwrap();
+        let image = fs::OpenOptions::new().write(true).open(fixture.image(&volume.id)).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&image, &[7; 1 << 20], 0).unwrap();
         volume.snapshot(&a, name).await.unwrap();
         ready(&a, name).await;
-        let listing = std::process::Command::new("filefrag").arg("-v").arg(rig.image(&volume.id)).output().unwrap();
+        let listing = std::process::Command::new("filefrag").arg("-v").arg(fixture.image(&volume.id)).output().unwrap();
         assert_eq!(String::from_utf8_lossy(&listing.stdout).contains("shared"), shared, "{name}");
         delete_snapshot(&a, name).await.unwrap();
     }
     thick.delete(&a).await.unwrap();
     thin.delete(&a).await.unwrap();
-    rig.assert_nothing_left("thick");
+    fixture.assert_nothing_left("thick");
 }
 
 #[tokio::test]
 async fn a_class_names_another_pool() {
-    let rig = Rig::new();
-    let a = rig.driver("a").await;
-    let staging = rig.create_dir("staging");
+    let fixture = BlockFixture::new();
+    let a = fixture.driver("a").await;
+    let staging = fixture.create_dir("staging");
     let error = a.create_volume(request_with(&[("pool", "fast")], "pvc-1", "ext4")).await.unwrap_err();
     assert_eq!(error.code(), Code::InvalidArgument, "the pool does not exist: {error}");
     for name in ["..", "a/b", "../volumes"] {
         let error = a.create_volume(request_with(&[("pool", name)], "pvc-1", "ext4")).await.unwrap_err();
         assert_eq!(error.code(), Code::InvalidArgument, "{name:?}");
     }
-    fs::create_dir_all(rig.pool().join("pools/fast")).unwrap();
+    fs::create_dir_all(fixture.pool().join("pools/fast")).unwrap();
     let volume = create(&a, request_with(&[("pool", "fast")], "pvc-1", "ext4")).await;
     assert_eq!(volume.id, "fast:pvc-1");
-    assert!(rig.pool().join("pools/fast/volumes/pvc-1.img").exists());
+    assert!(fixture.pool().join("pools/fast/volumes/pvc-1.img").exists());
     let twice = a.create_volume(request_with(&[], "pvc-1", "ext4")).await.unwrap_err();
     assert_eq!(twice.code(), Code::AlreadyExists, "one name, one volume: {twice}");
 
@@ -132,8 +134,8 @@ async fn a_class_names_another_pool() {
         Volume { id, capability: writer("") }.delete(&a).await.unwrap();
     }
     delete_snapshot(&a, "fast:snap").await.unwrap();
-    assert_eq!(fs::read_dir(rig.pool().join("pools/fast/volumes")).unwrap().count(), 0);
-    rig.assert_nothing_left("here");
+    assert_eq!(fs::read_dir(fixture.pool().join("pools/fast/volumes")).unwrap().count(), 0);
+    fixture.assert_nothing_left("here");
 }
 
 async fn modify(client: &Client, id: &str, pairs: &[(&str, &str)]) -> Result<(), cleat_csi::CallError> {
@@ -147,14 +149,14 @@ async fn modify(client: &Client, id: &str, pairs: &[(&str, &str)]) -> Result<(),
 
 #[tokio::test]
 async fn a_volume_can_be_modified_during_its_life() {
-    let rig = Rig::new();
-    let a = rig.driver("a").await;
-    let staging = rig.create_dir("staging");
+    let fixture = BlockFixture::new();
+    let a = fixture.driver("a").await;
+    let staging = fixture.create_dir("staging");
     let volume = Volume::create(&a, "pvc-1", writer("ext4")).await.unwrap();
     volume.publish_and_stage(&a, "a", &staging).await;
     fs::write(Path::new(&staging).join("file"), "data").unwrap();
     let depth = || {
-        let device = loopdev::find(&rig.image("pvc-1")).unwrap().remove(0);
+        let device = loopdev::find(&fixture.image("pvc-1")).unwrap().remove(0);
         fs::read_to_string(format!("/sys/block/loop{}/queue/nr_requests", device.number)).unwrap().trim().to_owned()
     };
     modify(&a, "pvc-1", &[("bandwidth", "low")]).await.unwrap();
@@ -193,9 +195,9 @@ async fn a_volume_can_be_modified_during_its_life() {
 
 #[tokio::test]
 async fn a_node_local_pool_reports_its_topology() {
-    let rig = Rig::new();
-    let config = cleat_drivers::block::Config { node_local: true, max_volumes: 2, ..rig.config("a") };
-    let a = rig.driver_with(config).await;
+    let fixture = BlockFixture::new();
+    let config = cleat_drivers::block::Config { node_local: true, max_volumes: 2, ..fixture.config("a") };
+    let a = fixture.driver_with(config).await;
     let info = a.node_get_info().await.unwrap();
     let here = info.accessible_topology.unwrap();
     assert_eq!(here.segments, HashMap::from([("topology.block.cleat.dev/node".to_owned(), "a".to_owned())]));
@@ -236,21 +238,21 @@ async fn a_node_local_pool_reports_its_topology() {
 
 #[tokio::test]
 async fn volumes_are_published_only_to_registered_nodes() {
-    let rig = Rig::new();
-    let config = cleat_drivers::block::Config { node: false, ..rig.config("controller") };
-    let controller = rig.driver_with(config).await;
+    let fixture = BlockFixture::new();
+    let config = cleat_drivers::block::Config { node: false, ..fixture.config("controller") };
+    let controller = fixture.driver_with(config).await;
     let volume = Volume::create(&controller, "pvc-1", writer("ext4")).await.unwrap();
     assert_eq!(volume.attach(&controller, "b").await.unwrap_err().code(), Code::NotFound);
     assert_eq!(volume.attach(&controller, "controller").await.unwrap_err().code(), Code::NotFound);
-    let _b = rig.driver_with(cleat_drivers::block::Config { controller: false, ..rig.config("b") }).await;
+    let _b = fixture.driver_with(cleat_drivers::block::Config { controller: false, ..fixture.config("b") }).await;
     volume.attach(&controller, "b").await.unwrap();
 }
 
 #[tokio::test]
 async fn problems_of_a_volume_are_reported() {
-    let rig = Rig::new();
-    let a = rig.driver("a").await;
-    let staging = rig.create_dir("staging");
+    let fixture = BlockFixture::new();
+    let a = fixture.driver("a").await;
+    let staging = fixture.create_dir("staging");
     let volume = Volume::create(&a, "pvc-1", writer("ext4")).await.unwrap();
     volume.publish_and_stage(&a, "a", &staging).await;
     let get = v1::ControllerGetVolumeRequest { volume_id: "pvc-1".to_owned() };
@@ -277,7 +279,7 @@ async fn problems_of_a_volume_are_reported() {
     let ill = a.node_get_volume_health(on_node).await.unwrap().volume_health.unwrap();
     assert_eq!(ill.health_statuses[0].status(), v1::VolumeHealthErrorType::Degraded);
 
-    fs::remove_file(rig.image("pvc-1")).unwrap();
+    fs::remove_file(fixture.image("pvc-1")).unwrap();
     let status = a.controller_get_volume(get).await.unwrap().status.unwrap();
     assert!(status.volume_condition.unwrap().abnormal);
     let health = v1::ControllerGetVolumeHealthRequest { volume_id: "pvc-1".to_owned(), ..Default::default() };

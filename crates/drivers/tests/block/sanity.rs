@@ -8,7 +8,7 @@ use std::{
 use cleat_csi::Endpoint;
 use cleat_drivers::block::Config;
 
-use crate::rig::Rig;
+use crate::fixture::BlockFixture;
 
 const MODULE: &str = "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity@latest";
 
@@ -43,22 +43,27 @@ fn csi_sanity() -> PathBuf {
 }
 
 /// The number of specs that passed, and the state and the name of each other spec.
-async fn run(rig: &Rig, config: Config, extra: &[&str]) -> (usize, Vec<(String, String)>) {
+async fn run(fixture: &BlockFixture, config: Config, extra: &[&str]) -> (usize, Vec<(String, String)>) {
     let Endpoint::Unix(socket) = config.endpoint.clone() else { panic!("a unix socket") };
-    let _driver = rig.driver_with(config).await;
-    let (parameters, mutable, report) = (rig.path("class.yaml"), rig.path("mutable.yaml"), rig.path("report.json"));
+    let _driver = fixture.driver_with(config).await;
+    let (parameters, mutable, report) =
+        (fixture.path("class.yaml"), fixture.path("mutable.yaml"), fixture.path("report.json"));
     std::fs::write(&parameters, "fsType: xfs\n").unwrap();
     std::fs::write(&mutable, "bandwidth: low\n").unwrap();
     let mut command = tokio::process::Command::from(Command::new(csi_sanity()));
     let flag = |name: &str, path: &Path| format!("--csi.{name}={}", path.display());
     command
-        .args([flag("endpoint", &socket), flag("mountdir", &rig.path("mount")), flag("stagingdir", &rig.path("stage"))])
+        .args([
+            flag("endpoint", &socket),
+            flag("mountdir", &fixture.path("mount")),
+            flag("stagingdir", &fixture.path("stage")),
+        ])
         .args([flag("testvolumeparameters", &parameters), flag("testvolumemutableparameters", &mutable)])
         .args(["--csi.testvolumesize=536870912", "--csi.testvolumeexpandsize=1073741824"])
         .args(["--csi.testnodevolumeattachlimit", "--ginkgo.no-color"])
         .arg(format!("--ginkgo.json-report={}", report.display()))
         .args(extra)
-        .current_dir(rig.directory.path())
+        .current_dir(fixture.directory.path())
         .stdin(Stdio::null());
     let output = command.output().await.unwrap();
     let stdout = String::from_utf8_lossy(&output.stdout);
@@ -80,24 +85,24 @@ async fn run(rig: &Rig, config: Config, extra: &[&str]) -> (usize, Vec<(String, 
 
 #[tokio::test]
 async fn every_spec_passes_for_mounted_volumes_of_a_node_local_pool() {
-    let rig = Rig::new();
-    let config = Config { node_local: true, max_volumes: 4, ..rig.config("a") };
-    let (passed, others) = run(&rig, config, &[]).await;
+    let fixture = BlockFixture::new();
+    let config = Config { node_local: true, max_volumes: 4, ..fixture.config("a") };
+    let (passed, others) = run(&fixture, config, &[]).await;
     assert_eq!(others, [("pending".to_owned(), DISABLED.to_owned())]);
     assert!(passed >= 102, "{passed}");
-    rig.assert_nothing_left("none");
+    fixture.assert_nothing_left("none");
 }
 
 #[tokio::test]
 async fn every_spec_passes_for_raw_volumes_of_a_shared_pool_that_shares_blocks() {
-    let rig = Rig::on_xfs(4 << 30);
-    let config = Config { max_volumes: 4, ..rig.config("a") };
-    let (passed, others) = run(&rig, config, &["--csi.testvolumeaccesstype=block"]).await;
+    let fixture = BlockFixture::on_xfs(4 << 30);
+    let config = Config { max_volumes: 4, ..fixture.config("a") };
+    let (passed, others) = run(&fixture, config, &["--csi.testvolumeaccesstype=block"]).await;
     let topology = "should succeed when creating a snapshot with accessibility requirements";
     let want = [("pending".to_owned(), DISABLED.to_owned()), ("skipped".to_owned(), topology.to_owned())];
     let mut others = others;
     others.sort();
     assert_eq!(others, want);
     assert!(passed >= 101, "{passed}");
-    rig.assert_nothing_left("none");
+    fixture.assert_nothing_left("none");
 }

@@ -1,25 +1,19 @@
-//! A real API server in a temporary directory. The agent's client logs every write, and can fail one.
+//! The API as JSON, for assertions on single fields. The agent's client logs every write, and can fail one.
 
-use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
-use cleat_apiserver::{ApiServer, Config};
 use cleat_runtime::Caches;
+use cleat_testing::{TestApiServer, wait};
 use http::{Method, Request, Response, StatusCode};
+use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Client;
 use kube::client::Body;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-const WAIT_TIMEOUT: Duration = Duration::from_secs(90);
-const POLL_INTERVAL: Duration = Duration::from_millis(2);
-
 pub(crate) struct Api {
-    server: ApiServer,
-    /// Has all rights.
-    client: Client,
+    server: TestApiServer,
     log: Arc<Mutex<WriteLog>>,
 }
 
@@ -32,12 +26,11 @@ struct WriteLog {
 }
 
 impl Api {
-    pub(crate) async fn new(directory: &Path) -> Api {
-        let server = ApiServer::open(Config::new(directory, ([127, 0, 0, 1], 0).into())).await.unwrap();
-        let api = Api { client: server.client("test"), server, log: Arc::default() };
-        let ready = async |api: &Api| api.get("serviceaccounts", "default", "default").await.is_some();
-        api.wait_until("pods can be created", ready).await;
-        api
+    pub(crate) async fn new() -> Api {
+        let server = TestApiServer::start().await;
+        // Pods can be created from then on.
+        server.wait_until("default", "exists", |_: &ServiceAccount| true).await;
+        Api { server, log: Arc::default() }
     }
 
     /// A client with the rights of the node, which logs its writes.
@@ -53,7 +46,7 @@ impl Api {
 
     /// The caches that the agents of one process share.
     pub(crate) fn caches(&self, stop: &CancellationToken) -> Caches {
-        Caches::new(self.server.component("system:cleat:caches"), stop.clone())
+        self.server.caches(stop)
     }
 
     pub(crate) fn writes(&self) -> Vec<String> {
@@ -109,27 +102,16 @@ impl Api {
         self.send(Method::DELETE, &path, json!({ "gracePeriodSeconds": 0 })).await.unwrap();
     }
 
-    pub(crate) async fn wait_until(&self, what: &str, condition_holds: impl AsyncFn(&Api) -> bool) {
-        let held = async {
-            while !condition_holds(self).await {
-                tokio::time::sleep(POLL_INTERVAL).await;
-            }
-        };
-        if tokio::time::timeout(WAIT_TIMEOUT, held).await.is_err() {
-            let mut objects = String::new();
-            for all in ["/api/v1/pods", "/api/v1/nodes"] {
-                let list = self.send(Method::GET, all, Value::Null).await.unwrap();
-                objects.push_str(&serde_json::to_string_pretty(&list).unwrap());
-            }
-            panic!("timed out waiting until {what}; {objects}");
-        }
+    /// Calls `holds` until it returns true.
+    pub(crate) async fn wait_until(&self, what: &str, holds: impl AsyncFn(&Api) -> bool) {
+        wait::wait_until(what, async || holds(self).await).await;
     }
 
     async fn send(&self, method: Method, path: &str, body: Value) -> kube::Result<Value> {
         let content = if method == Method::PATCH { "application/merge-patch+json" } else { "application/json" };
         let body = if body.is_null() { Vec::new() } else { serde_json::to_vec(&body).unwrap() };
         let request = Request::builder().method(method).uri(path).header("content-type", content);
-        self.client.request(request.body(body).unwrap()).await
+        self.server.client().request(request.body(body).unwrap()).await
     }
 }
 

@@ -3,6 +3,5 @@
 
 mod api;
 mod failures;
+mod fixture;
 mod lifecycle;
-mod rig;
-mod scripted;

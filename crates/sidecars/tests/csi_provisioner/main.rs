@@ -3,9 +3,8 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod driver;
 mod failures;
+mod fixture;
 mod local;
 mod requests;
-mod rig;
 mod sources;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use cleat_api::Key;
 use proptest::prelude::*;
 
-use super::decide::{
+use crate::attach::decide::{
     self, AttachNodeSnapshot, AttachVolumeSnapshot, AttachmentSnapshot, AttachmentSource, AttachmentState,
     DetachCondition, Need, NodeAttachment, ReportedVolume, VolumeUsage, VolumeUser,
 };

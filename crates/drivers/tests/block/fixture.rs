@@ -25,40 +25,40 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) const GIB: i64 = 1 << 30;
 
-pub(crate) struct Rig {
+pub(crate) struct BlockFixture {
     pub(crate) directory: TempDir,
-    /// The image and the mount point of the file system that the pool is on, if the rig created one.
+    /// The image and the mount point of the file system that the pool is on, if the fixture created one.
     disk: Option<(PathBuf, PathBuf)>,
     stop: CancellationToken,
 }
 
-impl Rig {
-    pub(crate) fn new() -> Rig {
+impl BlockFixture {
+    pub(crate) fn new() -> BlockFixture {
         assert!(
             rustix::process::geteuid().is_root(),
             "these tests mount file systems and attach loop devices: run them as root"
         );
         let directory = TempDir::with_prefix("cleat-block-").unwrap();
-        Rig { directory, disk: None, stop: CancellationToken::new() }
+        BlockFixture { directory, disk: None, stop: CancellationToken::new() }
     }
 
     /// The pool is on a separate xfs, where files can share blocks.
-    pub(crate) fn on_xfs(bytes: u64) -> Rig {
-        Rig::on(Format::Xfs, &[], bytes)
+    pub(crate) fn on_xfs(bytes: u64) -> BlockFixture {
+        BlockFixture::on(Format::Xfs, &[], bytes)
     }
 
     /// The pool is on a separate file system.
-    pub(crate) fn on(format: Format, options: &[&str], bytes: u64) -> Rig {
-        let mut rig = Rig::new();
-        let (image, at) = (rig.path("disk.img"), rig.path("disk"));
+    pub(crate) fn on(format: Format, options: &[&str], bytes: u64) -> BlockFixture {
+        let mut fixture = BlockFixture::new();
+        let (image, at) = (fixture.path("disk.img"), fixture.path("disk"));
         std::fs::create_dir(&at).unwrap();
         std::fs::File::create(&image).unwrap().set_len(bytes).unwrap();
         let device = loopdev::attach(&image, Access::ReadWrite).unwrap();
-        rig.disk = Some((image, at.clone()));
+        fixture.disk = Some((image, at.clone()));
         let options: Vec<String> = options.iter().map(|&option| option.to_owned()).collect();
         filesystem::mkfs(&device.path, format, &options, Overwrite::IfBlank).unwrap();
         mount::mount_fs(&device.path, &at, format.name(), &MountOptions::default()).unwrap();
-        rig
+        fixture
     }
 
     /// The files in `volumes/` that would exist after a power failure at this time. Only for a pool on ext4.
@@ -137,7 +137,7 @@ impl Rig {
         loopdev::find(&self.image(id)).unwrap().len()
     }
 
-    /// The mounts below the directory of the rig, without the file system of the pool.
+    /// The mounts below the directory of the fixture, without the file system of the pool.
     pub(crate) fn mounts(&self) -> Vec<PathBuf> {
         let root = self.directory.path().canonicalize().unwrap();
         let table = mount::table().unwrap();
@@ -158,7 +158,7 @@ impl Rig {
     }
 }
 
-impl Drop for Rig {
+impl Drop for BlockFixture {
     fn drop(&mut self) {
         self.stop.cancel();
         for target in self.mounts().iter().rev() {

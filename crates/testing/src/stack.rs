@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::Machine;
+use crate::Machine;
 
 /// Timeouts of kubectl, far above what a wait takes.
 const WAIT_TIMEOUT_FLAG: &str = "--timeout=60s";
@@ -18,10 +18,7 @@ const REQUEST_TIMEOUT_FLAG: &str = "--request-timeout=60s";
 
 /// Starts a stack of two nodes that kills itself at the crash point `point`, and returns a function that runs one named step.
 /// A step must be repeatable: if the stack dies during the step, the stack is restarted and the step is run again.
-pub(crate) fn stack_crashing_at<'m>(
-    machine: &'m Machine,
-    point: &'m str,
-) -> impl FnMut(&str, &dyn Fn(&Stack<'m>) -> bool) {
+pub fn stack_crashing_at<'m>(machine: &'m Machine, point: &'m str) -> impl FnMut(&str, &dyn Fn(&Stack<'m>) -> bool) {
     let mut stack = Stack::start_crashing_at(machine, 2, Some(point));
     move |name, work| {
         for _ in 0..3 {
@@ -35,7 +32,7 @@ pub(crate) fn stack_crashing_at<'m>(
     }
 }
 
-pub(crate) struct Stack<'m> {
+pub struct Stack<'m> {
     machine: &'m Machine,
     process: Option<Child>,
     /// Kept open until the stack exits: a closed pipe would make its later writes fail.
@@ -43,17 +40,17 @@ pub(crate) struct Stack<'m> {
 }
 
 impl<'m> Stack<'m> {
-    pub(crate) fn start(machine: &'m Machine, nodes: u16) -> Self {
+    pub fn start(machine: &'m Machine, nodes: u16) -> Self {
         Self::start_crashing_at(machine, nodes, None)
     }
 
     /// Starts a stack that kills itself when it first reaches the crash point `crash_at`, which may be before it is ready.
-    pub(crate) fn start_crashing_at(machine: &'m Machine, nodes: u16, crash_at: Option<&str>) -> Self {
+    pub fn start_crashing_at(machine: &'m Machine, nodes: u16, crash_at: Option<&str>) -> Self {
         Self::start_with_arguments(machine, nodes, crash_at, &[])
     }
 
     /// As [`Stack::start_crashing_at`], with additional arguments for `cleat up`.
-    pub(crate) fn start_with_arguments(
+    pub fn start_with_arguments(
         machine: &'m Machine,
         nodes: u16,
         crash_at: Option<&str>,
@@ -67,8 +64,8 @@ impl<'m> Stack<'m> {
     }
 
     /// Starts the process and does not wait until the stack is ready.
-    pub(crate) fn spawn(machine: &'m Machine, nodes: u16, crash_at: Option<&str>, extra_arguments: &[&str]) -> Self {
-        let mut command = machine.command(env!("CARGO_BIN_EXE_cleat"));
+    pub fn spawn(machine: &'m Machine, nodes: u16, crash_at: Option<&str>, extra_arguments: &[&str]) -> Self {
+        let mut command = machine.cleat();
         command.args(["up", "--listen", "127.0.0.1:0", "--nodes", &nodes.to_string(), "--data-dir"]);
         command.arg(machine.data()).arg("--audit-log").arg(machine.scratch("audit.log"));
         command.args(extra_arguments).stdin(Stdio::null()).stdout(Stdio::piped());
@@ -81,12 +78,12 @@ impl<'m> Stack<'m> {
         Self { machine, process: Some(process), stdout }
     }
 
-    pub(crate) fn pid(&self) -> u32 {
+    pub fn pid(&self) -> u32 {
         self.process.as_ref().unwrap().id()
     }
 
     /// Whether the stack's process has exited. Waits up to 5 seconds: the kernel closes its sockets before it can be reaped.
-    pub(crate) fn is_dead(&mut self) -> bool {
+    pub fn is_dead(&mut self) -> bool {
         let deadline = Instant::now() + Duration::from_secs(5);
         while Instant::now() < deadline {
             if self.process.as_mut().unwrap().try_wait().unwrap().is_some() {
@@ -98,21 +95,21 @@ impl<'m> Stack<'m> {
     }
 
     /// Sends SIGKILL to the stack. Its drivers are killed with it.
-    pub(crate) fn kill(mut self) {
+    pub fn kill(mut self) {
         let mut process = self.process.take().unwrap();
         process.kill().unwrap();
         process.wait().unwrap();
     }
 
     /// Sends SIGTERM to the stack and waits until it has exited.
-    pub(crate) fn stop(mut self) -> ExitStatus {
+    pub fn stop(mut self) -> ExitStatus {
         let mut process = self.process.take().unwrap();
         let pid = Pid::from_child(&process);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         process.wait().unwrap()
     }
 
-    pub(crate) fn try_kubectl(&self, arguments: &[&str], input: Option<&str>) -> Output {
+    pub fn try_kubectl(&self, arguments: &[&str], input: Option<&str>) -> Output {
         let mut command = self.command(arguments);
         if let Some(text) = input {
             let file = self.machine.scratch("input.yaml");
@@ -125,7 +122,7 @@ impl<'m> Stack<'m> {
     }
 
     /// Runs kubectl until it exits or the stack exits: `kubectl wait` would go on retrying against a dead server.
-    pub(crate) fn kubectl_while_alive(&self, arguments: &[&str]) -> bool {
+    pub fn kubectl_while_alive(&self, arguments: &[&str]) -> bool {
         let mut child =
             self.command(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let handle = |child: &Child| pidfd_open(Pid::from_child(child), PidfdFlags::empty()).unwrap();
@@ -147,30 +144,30 @@ impl<'m> Stack<'m> {
     }
 
     /// Runs kubectl and returns its stdout. Panics if it fails.
-    pub(crate) fn kubectl(&self, arguments: &[&str]) -> String {
+    pub fn kubectl(&self, arguments: &[&str]) -> String {
         stdout_of(arguments, &self.try_kubectl(arguments, None))
     }
 
-    pub(crate) fn apply(&self, yaml: &str) {
+    pub fn apply(&self, yaml: &str) {
         stdout_of(&["apply"], &self.try_kubectl(&["apply", "-f", "-"], Some(yaml)));
     }
 
     /// Applies a manifest; false if kubectl fails, for example because the stack died.
-    pub(crate) fn try_apply(&self, yaml: &str) -> bool {
+    pub fn try_apply(&self, yaml: &str) -> bool {
         self.try_kubectl(&["apply", "-f", "-"], Some(yaml)).status.success()
     }
 
     /// Runs a kubectl command that waits; false if it fails or the stack exits first.
-    pub(crate) fn kubectl_succeeds(&self, arguments: &[&str]) -> bool {
+    pub fn kubectl_succeeds(&self, arguments: &[&str]) -> bool {
         self.kubectl_while_alive(&[arguments, &[WAIT_TIMEOUT_FLAG]].concat())
     }
 
-    pub(crate) fn wait(&self, what: &str, condition: &str) {
+    pub fn wait(&self, what: &str, condition: &str) {
         self.kubectl(&["wait", what, &format!("--for={condition}"), WAIT_TIMEOUT_FLAG]);
     }
 
     /// Waits until a field has a value; false if the server stops answering or the timeout passes first.
-    pub(crate) fn try_wait_field(&self, what: &str, path: &str, value: &str) -> bool {
+    pub fn try_wait_field(&self, what: &str, path: &str, value: &str) -> bool {
         let (kind, name) = what.split_once('/').unwrap();
         let form = format!("jsonpath={path}{{\"\\n\"}}");
         // By field selector: when it watches a single object by name, kubectl drops the first event, which may be the expected one.
@@ -184,12 +181,12 @@ impl<'m> Stack<'m> {
         found
     }
 
-    pub(crate) fn wait_field(&self, what: &str, path: &str, value: &str) {
+    pub fn wait_field(&self, what: &str, path: &str, value: &str) {
         assert!(self.try_wait_field(what, path, value), "{what}: {path} did not become {value}");
     }
 
     /// Repeats a kubectl command until its output satisfies `is_expected`, and returns that output.
-    pub(crate) fn wait_output(&self, arguments: &[&str], is_expected: impl Fn(&str) -> bool) -> String {
+    pub fn wait_output(&self, arguments: &[&str], is_expected: impl Fn(&str) -> bool) -> String {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let output = self.kubectl(arguments);
@@ -200,25 +197,25 @@ impl<'m> Stack<'m> {
         }
     }
 
-    pub(crate) fn wait_bound(&self, claim: &str) -> String {
+    pub fn wait_bound(&self, claim: &str) -> String {
         self.wait_field(&format!("pvc/{claim}"), "{.status.phase}", "Bound");
         self.field(&format!("pvc/{claim}"), "{.spec.volumeName}")
     }
 
-    pub(crate) fn wait_mounted(&self, pod: &str) {
+    pub fn wait_mounted(&self, pod: &str) {
         self.wait(&format!("pod/{pod}"), "condition=cleat.dev/VolumesMounted");
     }
 
-    pub(crate) fn delete(&self, what: &str) {
+    pub fn delete(&self, what: &str) {
         self.kubectl(&["delete", what, "--ignore-not-found", WAIT_TIMEOUT_FLAG]);
     }
 
-    pub(crate) fn field(&self, what: &str, path: &str) -> String {
+    pub fn field(&self, what: &str, path: &str) -> String {
         self.kubectl(&["get", what, "-o", &format!("jsonpath={path}")])
     }
 
     /// Waits until no PersistentVolume exists; false if one remains or the server stops answering.
-    pub(crate) fn try_wait_no_volumes(&self) -> bool {
+    pub fn try_wait_no_volumes(&self) -> bool {
         let names = || {
             let output = self.try_kubectl(&["get", "pv", "-o", "name"], None);
             output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
@@ -230,23 +227,23 @@ impl<'m> Stack<'m> {
         names().is_some_and(|left| left.is_empty())
     }
 
-    pub(crate) fn wait_no_volumes(&self) {
+    pub fn wait_no_volumes(&self) {
         assert!(self.try_wait_no_volumes(), "volumes are left: {:?}", self.names("pv"));
     }
 
     /// The names of all objects of a kind, in all namespaces.
-    pub(crate) fn names(&self, kind: &str) -> Vec<String> {
+    pub fn names(&self, kind: &str) -> Vec<String> {
         self.kubectl(&["get", kind, "-A", "-o", "name"]).lines().map(ToOwned::to_owned).collect()
     }
 
     /// The path of a pod's mount, as seen from outside the namespace.
-    pub(crate) fn mount(&self, pod: &str, node: &str, volume: &str) -> PathBuf {
+    pub fn mount(&self, pod: &str, node: &str, volume: &str) -> PathBuf {
         let uid = self.field(&format!("pod/{pod}"), "{.metadata.uid}");
         self.machine.path_in_namespace(&self.target(node, &uid, volume))
     }
 
     /// As [`Stack::mount`], found by claim; `None` if the stack does not answer.
-    pub(crate) fn try_mount(&self, pod: &str, node: &str, claim: &str) -> Option<PathBuf> {
+    pub fn try_mount(&self, pod: &str, node: &str, claim: &str) -> Option<PathBuf> {
         let get = |what: &str, path: &str| {
             let output = self.try_kubectl(&["get", what, "-o", &format!("jsonpath={path}")], None);
             output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
@@ -283,7 +280,7 @@ impl Drop for Stack<'_> {
 }
 
 /// A claim of the default StorageClass.
-pub(crate) fn claim(name: &str) -> String {
+pub fn claim(name: &str) -> String {
     format!(
         "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata:\n  name: {name}\nspec:\n  accessModes: [ReadWriteOnce]\n  \
          resources:\n    requests:\n      storage: 64Mi\n---\n"
@@ -291,14 +288,14 @@ pub(crate) fn claim(name: &str) -> String {
 }
 
 /// A claim whose volume is a clone of another claim's.
-pub(crate) fn clone_of(name: &str, source: &str) -> String {
+pub fn clone_of(name: &str, source: &str) -> String {
     let plain = claim(name);
     let spec = plain.trim_end_matches("---\n");
     format!("{spec}  dataSource: {{ kind: PersistentVolumeClaim, name: {source} }}\n---\n")
 }
 
 /// A further StorageClass with WaitForFirstConsumer.
-pub(crate) const EXTRA_CLASS: &str = "apiVersion: storage.k8s.io/v1
+pub const EXTRA_CLASS: &str = "apiVersion: storage.k8s.io/v1
 kind: StorageClass
 metadata: { name: extra }
 provisioner: block.cleat.dev
@@ -306,7 +303,7 @@ volumeBindingMode: WaitForFirstConsumer
 ";
 
 /// A pod on a node, with one claim mounted at /data.
-pub(crate) fn pod(name: &str, node: &str, claim: &str) -> String {
+pub fn pod(name: &str, node: &str, claim: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\nspec:\n  nodeName: {node}\n  containers:\n  - name: main\n    \
          image: busybox\n    volumeMounts:\n    - {{name: data, mountPath: /data}}\n  volumes:\n  - name: data\n    \

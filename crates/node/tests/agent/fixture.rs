@@ -1,4 +1,5 @@
-//! A node with a real block driver, real loop devices and real mounts. The tests do the work of the controllers themselves.
+//! A node agent with an API server and either the real block driver, with loop devices and mounts, or a scripted driver. The
+//! tests do the work of the controllers themselves.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use cleat_csi::{Client, Endpoint, server};
 use cleat_drivers::block;
 use cleat_host::{loopdev, mount};
 use cleat_node::{Agent, Config};
-use cleat_testing::build;
+use cleat_testing::{Method, NodeCall, ScriptedDriver, build};
 use k8s_openapi::api::core::v1::{Pod, VolumeMount};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSIDriverSpec};
 use parking_lot::Mutex;
@@ -24,13 +25,13 @@ use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
 use crate::api::Api;
-use crate::scripted::ScriptedDriver;
 
 pub(crate) const NODE: &str = "n1";
 
-pub(crate) struct Rig {
+pub(crate) struct NodeFixture {
     pub(crate) api: Api,
     pub(crate) directory: TempDir,
+    /// The real driver.
     driver: Option<Client>,
     driver_stop: CancellationToken,
     agent: Option<(CancellationToken, JoinHandle<()>)>,
@@ -38,25 +39,26 @@ pub(crate) struct Rig {
     pods: Mutex<BTreeMap<String, String>>,
 }
 
-impl Rig {
+impl NodeFixture {
     /// With a scripted driver.
-    pub(crate) async fn scripted() -> (Rig, ScriptedDriver) {
+    pub(crate) async fn scripted() -> (NodeFixture, ScriptedDriver) {
         let directory = TempDir::with_prefix("cleat-node-").unwrap();
         let driver_stop = CancellationToken::new();
-        let driver = ScriptedDriver::serve(&directory.path().join("driver.sock"), driver_stop.clone());
-        (Rig::with_parts(directory, None, driver_stop, true).await, driver)
+        let driver = ScriptedDriver::new(block::NAME);
+        driver.serve_at(&Endpoint::unix(directory.path().join("driver.sock")), &driver_stop).await;
+        (NodeFixture::with_parts(directory, None, driver_stop, true).await, driver)
     }
 
-    pub(crate) async fn new() -> Rig {
-        Rig::with_driver(true).await
+    pub(crate) async fn new() -> NodeFixture {
+        NodeFixture::with_driver(true).await
     }
 
     /// With a CSIDriver that requires no attachment.
-    pub(crate) async fn without_attachment() -> Rig {
-        Rig::with_driver(false).await
+    pub(crate) async fn without_attachment() -> NodeFixture {
+        NodeFixture::with_driver(false).await
     }
 
-    async fn with_driver(attach_required: bool) -> Rig {
+    async fn with_driver(attach_required: bool) -> NodeFixture {
         assert!(rustix::process::geteuid().is_root(), "these tests mount file systems: run them as root");
         let directory = TempDir::with_prefix("cleat-node-").unwrap();
         let endpoint = Endpoint::unix(directory.path().join("driver.sock"));
@@ -65,7 +67,7 @@ impl Rig {
         tokio::spawn(block::run(config, driver_stop.clone()));
         let driver = Client::new(endpoint);
         driver.wait_ready(Duration::from_secs(30)).await.unwrap();
-        Rig::with_parts(directory, Some(driver), driver_stop, attach_required).await
+        NodeFixture::with_parts(directory, Some(driver), driver_stop, attach_required).await
     }
 
     async fn with_parts(
@@ -73,13 +75,13 @@ impl Rig {
         driver: Option<Client>,
         driver_stop: CancellationToken,
         attach_required: bool,
-    ) -> Rig {
-        let api = Api::new(&directory.path().join("api")).await;
+    ) -> NodeFixture {
+        let api = Api::new().await;
         let mut object = CSIDriver::default();
         object.metadata.name = Some(block::NAME.to_owned());
         object.spec = CSIDriverSpec { attach_required: Some(attach_required), ..CSIDriverSpec::default() };
         api.create("csidrivers", object).await;
-        Rig { api, directory, driver, driver_stop, agent: None, pods: Mutex::default() }
+        NodeFixture { api, directory, driver, driver_stop, agent: None, pods: Mutex::default() }
     }
 
     pub(crate) fn root(&self) -> PathBuf {
@@ -167,14 +169,21 @@ impl Rig {
         pods.iter().find(|(_, name)| *name == pod).map(|(uid, _)| uid.clone()).unwrap()
     }
 
-    /// The calls of the scripted driver, with the names of the pods instead of their uids.
+    /// The calls of the scripted driver's node service: the method, and for publish and unpublish the name of the pod.
     pub(crate) fn calls(&self, driver: &ScriptedDriver) -> Vec<String> {
         let pods = self.pods.lock();
-        let named = |call: String| match call.split_once(' ') {
-            Some((method, uid)) => format!("{method} {}", pods[uid]),
-            None => call,
+        let named = |call: &NodeCall| {
+            let method = match call.method {
+                Method::NodeStageVolume => "stage",
+                Method::NodePublishVolume => "publish",
+                Method::NodeUnpublishVolume => "unpublish",
+                Method::NodeUnstageVolume => "unstage",
+                other => panic!("{other:?} is not a call of the node service"),
+            };
+            let uid = call.path.split('/').skip_while(|part| *part != "pods").nth(1);
+            uid.map_or(method.to_owned(), |uid| format!("{method} {}", pods[uid]))
         };
-        driver.calls().into_iter().map(named).collect()
+        driver.state().node_calls.iter().map(named).collect()
     }
 
     pub(crate) fn pod(&self, name: &str, claims: &[&str]) -> Pod {
@@ -253,7 +262,7 @@ impl Rig {
         driver.join(names::sha256_hex(handle)).join("globalmount")
     }
 
-    /// The mounts below the rig's directory.
+    /// The mounts below the fixture's directory.
     pub(crate) fn mounts(&self) -> Vec<(u32, PathBuf)> {
         let here = self.directory.path().canonicalize().unwrap();
         let table = mount::table().unwrap();
@@ -261,7 +270,7 @@ impl Rig {
     }
 }
 
-impl Drop for Rig {
+impl Drop for NodeFixture {
     fn drop(&mut self) {
         if let Some((stop, _)) = &self.agent {
             stop.cancel();
@@ -306,16 +315,6 @@ pub(crate) async fn condition(api: &Api, pod: &str) -> (String, String, String) 
 pub(crate) fn record(target: &Path) -> Value {
     let json = std::fs::read_to_string(target.parent().unwrap().join("vol_data.json")).unwrap();
     serde_json::from_str(&json).unwrap()
-}
-
-/// Waits for a condition that no API object shows.
-pub(crate) async fn poll_until(condition_holds: impl Fn() -> bool) {
-    let held = async {
-        while !condition_holds() {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(90), held).await.unwrap();
 }
 
 struct FakePlugin(PluginInfo);

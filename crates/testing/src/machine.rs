@@ -4,11 +4,7 @@
 //! are still there, as on a real machine. At the end of the test, also of a failed one, the namespace ends with all its mounts,
 //! and the loop devices of the directory are detached.
 
-#![allow(dead_code, reason = "each test binary uses only a part of this module")]
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-pub(crate) mod stack;
-
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -16,14 +12,17 @@ use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
 /// The directory and the mount namespace of one test.
-pub(crate) struct Machine {
+pub struct Machine {
     directory: TempDir,
     /// `unshare`, whose child keeps the namespace open.
     namespace_process: Child,
+    /// The `cleat` binary.
+    binary: PathBuf,
 }
 
 impl Machine {
-    pub(crate) fn new() -> Self {
+    /// `binary` is the path of `cleat`: `env!("CARGO_BIN_EXE_cleat")`, which only tests of its package can read.
+    pub fn new(binary: impl Into<PathBuf>) -> Self {
         assert!(
             rustix::process::geteuid().is_root(),
             "this test mounts file systems: run it as root, for example with ./scripts/test"
@@ -41,33 +40,38 @@ impl Machine {
             assert!(namespace_process.try_wait().unwrap().is_none(), "the mount namespace could not be created");
             std::thread::yield_now();
         }
-        Self { directory, namespace_process }
+        Self { directory, namespace_process, binary: binary.into() }
     }
 
     /// The stack's data directory.
-    pub(crate) fn data(&self) -> PathBuf {
+    pub fn data(&self) -> PathBuf {
         self.directory.path().join("d")
     }
 
     /// A path in the temporary directory, outside the data directory.
-    pub(crate) fn scratch(&self, name: &str) -> PathBuf {
+    pub fn scratch(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
     /// A command that runs inside the namespace.
-    pub(crate) fn command(&self, program: &str) -> Command {
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--mount=/proc/{}/ns/mnt", self.pid_in_namespace())).arg("--").arg(program);
         command
     }
 
+    /// `cleat` inside the namespace.
+    pub fn cleat(&self) -> Command {
+        self.command(&self.binary)
+    }
+
     /// The path by which a process outside the namespace reaches `path` inside it.
-    pub(crate) fn path_in_namespace(&self, path: &Path) -> PathBuf {
+    pub fn path_in_namespace(&self, path: &Path) -> PathBuf {
         Path::new("/proc").join(self.pid_in_namespace().to_string()).join("root").join(path.strip_prefix("/").unwrap())
     }
 
     /// The mount points below the data directory, each with its mount id.
-    pub(crate) fn mounts(&self) -> Vec<(String, PathBuf)> {
+    pub fn mounts(&self) -> Vec<(String, PathBuf)> {
         let table = fs::read_to_string(format!("/proc/{}/mountinfo", self.pid_in_namespace())).unwrap();
         let fields = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
         let below = fields.filter(|f| Path::new(f[4]).starts_with(self.data()));
@@ -75,7 +79,7 @@ impl Machine {
     }
 
     /// The backing files of loop devices in the temporary directory.
-    pub(crate) fn loop_files(&self) -> Vec<PathBuf> {
+    pub fn loop_files(&self) -> Vec<PathBuf> {
         let devices = fs::read_dir("/sys/block").unwrap().map(|e| e.unwrap().path().join("loop/backing_file"));
         let files = devices.filter_map(|file| fs::read_to_string(file).ok());
         let files = files.map(|text| PathBuf::from(text.trim_end().trim_end_matches(" (deleted)")));
@@ -83,12 +87,12 @@ impl Machine {
     }
 
     /// The files of volumes in the stack's pool: images and records, not the nodes' announcements.
-    pub(crate) fn pool_files(&self) -> Vec<PathBuf> {
+    pub fn pool_files(&self) -> Vec<PathBuf> {
         Self::volume_files_in(self.data().join("pool"))
     }
 
     /// As [`Machine::pool_files`], for another pool.
-    pub(crate) fn volume_files_in(pool: PathBuf) -> Vec<PathBuf> {
+    pub fn volume_files_in(pool: PathBuf) -> Vec<PathBuf> {
         let mut files = Vec::new();
         let mut directories = vec![pool];
         while let Some(directory) = directories.pop() {
@@ -104,7 +108,7 @@ impl Machine {
         files
     }
 
-    pub(crate) fn assert_nothing_left(&self) {
+    pub fn assert_nothing_left(&self) {
         assert_eq!(self.mounts(), [], "mounts");
         assert_eq!(self.loop_files(), [] as [PathBuf; 0], "loop devices");
         assert_eq!(self.pool_files(), [] as [PathBuf; 0], "images");

@@ -1,11 +1,13 @@
 //! Table tests of the attach/detach decisions.
 
+mod simulation;
+
 use std::time::Duration;
 
 use cleat_api::Key;
 use k8s_openapi::jiff::Timestamp;
 
-use super::decide::*;
+use super::*;
 use AttachmentState::{Attached, Detaching, Unconfirmed};
 
 fn user(pod: &str, node: &str) -> VolumeUser {
