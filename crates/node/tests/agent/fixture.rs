@@ -24,12 +24,12 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
-use crate::api::Api;
+use crate::json_api::JsonApi;
 
 pub(crate) const NODE: &str = "n1";
 
 pub(crate) struct NodeFixture {
-    pub(crate) api: Api,
+    pub(crate) api: JsonApi,
     pub(crate) directory: TempDir,
     /// The real driver.
     driver: Option<Client>,
@@ -76,7 +76,7 @@ impl NodeFixture {
         driver_stop: CancellationToken,
         attach_required: bool,
     ) -> NodeFixture {
-        let api = Api::new().await;
+        let api = JsonApi::new().await;
         let mut object = CSIDriver::default();
         object.metadata.name = Some(block::NAME.to_owned());
         object.spec = CSIDriverSpec { attach_required: Some(attach_required), ..CSIDriverSpec::default() };
@@ -297,14 +297,14 @@ fn capability() -> v1::VolumeCapability {
     }
 }
 
-pub(crate) async fn in_use(api: &Api) -> Vec<String> {
+pub(crate) async fn in_use(api: &JsonApi) -> Vec<String> {
     let node = api.get("nodes", "", NODE).await.unwrap_or_default();
     let list = node["status"]["volumesInUse"].as_array().cloned().unwrap_or_default();
     list.iter().map(|v| v.as_str().unwrap().to_owned()).collect()
 }
 
 /// Status, reason and message of the condition `cleat.dev/VolumesMounted`.
-pub(crate) async fn condition(api: &Api, pod: &str) -> (String, String, String) {
+pub(crate) async fn condition(api: &JsonApi, pod: &str) -> (String, String, String) {
     let pod = api.get("pods", "default", pod).await.unwrap_or_default();
     let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
     let found = conditions.into_iter().find(|c| c["type"] == "cleat.dev/VolumesMounted").unwrap_or_default();

@@ -6,8 +6,8 @@ use cleat_drivers::block;
 use cleat_testing::wait::wait_until;
 use serde_json::json;
 
-use crate::api::Api;
 use crate::fixture::{NODE, NodeFixture, condition, in_use, record};
+use crate::json_api::JsonApi;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_volume_is_mounted_for_a_pod_and_unmounted_with_it() {
@@ -173,7 +173,7 @@ async fn unsupported_volumes_are_reported_and_supported_ones_mounted() {
     assert!(fixture.mounts().iter().all(|(_, t)| *t != target));
 }
 
-async fn registered(api: &Api) -> bool {
+async fn registered(api: &JsonApi) -> bool {
     let node = api.get("nodes", "", NODE).await.unwrap_or_default();
     let ids = json!({ block::NAME: NODE }).to_string();
     let id = node["metadata"]["annotations"]["csi.volume.kubernetes.io/nodeid"] == ids.as_str();
@@ -193,7 +193,7 @@ async fn a_driver_is_registered_and_removed_with_its_socket() {
     fixture.api.wait_until("a deleted Node comes back with its drivers", registered).await;
 
     std::fs::remove_file(fixture.root().join("plugins_registry/block-reg.sock")).unwrap();
-    let removed = async |api: &Api| {
+    let removed = async |api: &JsonApi| {
         let drivers = api.get("csinodes", "", NODE).await.unwrap_or_default()["spec"]["drivers"].clone();
         let annotations = api.get("nodes", "", NODE).await.unwrap_or_default()["metadata"]["annotations"].clone();
         drivers == json!([]) && annotations.get("csi.volume.kubernetes.io/nodeid").is_none()
@@ -240,7 +240,7 @@ async fn a_failed_registration_of_drivers_is_repeated() {
 async fn an_agent_with_an_unknown_node_reports_it_ready() {
     let mut fixture = NodeFixture::new().await;
     fixture.start();
-    let ready = async |api: &Api| {
+    let ready = async |api: &JsonApi| {
         let node = api.get("nodes", "", NODE).await.unwrap_or_default();
         let conditions = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
         conditions.iter().find(|c| c["type"] == "Ready").map(|c| c["status"].clone()).unwrap_or_default()

@@ -53,6 +53,7 @@ fn the_table_lets_dependencies_point_one_way() {
         ("node", "cleat", false),
         ("cleat", "cleat", true),
         ("testing", "apiserver", true),
+        ("testing", "cleat", false),
         ("cleat", "testing", false),
         ("controllers", "testing", false),
         ("testing", "testing", true),

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-pub(crate) struct Api {
+pub(crate) struct JsonApi {
     server: TestApiServer,
     log: Arc<Mutex<WriteLog>>,
 }
@@ -25,12 +25,12 @@ struct WriteLog {
     fail_next_writes: Vec<String>,
 }
 
-impl Api {
-    pub(crate) async fn new() -> Api {
+impl JsonApi {
+    pub(crate) async fn new() -> JsonApi {
         let server = TestApiServer::start().await;
         // Pods can be created from then on.
         server.wait_until("default", "exists", |_: &ServiceAccount| true).await;
-        Api { server, log: Arc::default() }
+        JsonApi { server, log: Arc::default() }
     }
 
     /// A client with the rights of the node, which logs its writes.
@@ -103,7 +103,7 @@ impl Api {
     }
 
     /// Calls `holds` until it returns true.
-    pub(crate) async fn wait_until(&self, what: &str, holds: impl AsyncFn(&Api) -> bool) {
+    pub(crate) async fn wait_until(&self, what: &str, holds: impl AsyncFn(&JsonApi) -> bool) {
         wait::wait_until(what, async || holds(self).await).await;
     }
 
