@@ -4,8 +4,8 @@
 //! Leader election uses the same lease as the replaced sidecar, so that the two never work at the same time.
 
 mod attacher;
-mod endpoint;
 pub mod flags;
+mod metrics_endpoint;
 mod owner;
 mod provisioner;
 
@@ -163,8 +163,8 @@ async fn run(common: CommonArgs, sidecars: Vec<Sidecar>) -> Result<()> {
     let mut tasks = JoinSet::new();
     let healthy = Arc::new(AtomicBool::new(true));
     if let Some(address) = common.http_endpoint.or(common.metrics_address) {
-        let listener = endpoint::listen(address).await.with_context(|| format!("listening on {address}"))?;
-        tasks.spawn(endpoint::serve(listener, common.metrics_path.clone(), healthy.clone(), stop.clone()));
+        let listener = metrics_endpoint::listen(address).await.with_context(|| format!("listening on {address}"))?;
+        tasks.spawn(metrics_endpoint::serve(listener, common.metrics_path.clone(), healthy.clone(), stop.clone()));
     }
     let Some(driver) = Driver::connect(cleat_csi::Client::new(csi), &stop).await else { return Ok(()) };
     info!(driver = driver.name, "driver connected");

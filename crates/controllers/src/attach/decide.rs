@@ -72,7 +72,7 @@ pub enum AttachDecision {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AttachWait {
-    /// The volume allows one node only, and this other node has it; these pods use it there.
+    /// Multi-attach: the volume allows one node only (ReadWriteOnce), and this other node has it; these pods use it there.
     AttachedElsewhere { node: String, pods: Vec<Key> },
     /// The driver still has this long to answer.
     ForDriver(Duration),

@@ -173,7 +173,8 @@ mod tests {
 
     #[test]
     fn concurrent_claims_reserve_different_volumes() {
-        let (_, reservations, returned) = reservations(vec![volume("a", "1Gi", READ_WRITE_ONCE_MODES), volume("b", "1Gi", READ_WRITE_ONCE_MODES)]);
+        let (_, reservations, returned) =
+            reservations(vec![volume("a", "1Gi", READ_WRITE_ONCE_MODES), volume("b", "1Gi", READ_WRITE_ONCE_MODES)]);
         let claim = build::claim("ns", "c", Some("fast"), "1Gi");
         let first = reservations.reserve(&claim).unwrap();
         let second = reservations.reserve(&claim).unwrap();
