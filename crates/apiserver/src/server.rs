@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cleat_api::transport::Transport;
-use cleat_apimachinery::cache::decoded_objects::DecodedObjectCache;
 use cleat_apimachinery::error::ApiError;
 use cleat_apimachinery::managed_fields::ManagedObject;
 use cleat_auth::actor::Actor;
@@ -106,17 +105,7 @@ impl ApiServer {
         let (dropped_last, released) = watch::channel(());
         let closing = CancellationToken::new();
         let limits = config.limits;
-        let (watch_frames, decoded_objects) = (Arc::default(), DecodedObjectCache::default());
-        let state = Arc::new(ServerState {
-            store,
-            catalog,
-            watch_frames,
-            decoded_objects,
-            security,
-            limits,
-            closing,
-            _dropped_last: dropped_last,
-        });
+        let state = Arc::new(ServerState { store, catalog, security, limits, closing, _dropped_last: dropped_last });
         for name in INITIAL_NAMESPACES {
             ensure_namespace(&state, name).await?;
         }

@@ -8,9 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::limits::Limits;
 use crate::security::Security;
-use cleat_apimachinery::cache::decoded_objects::DecodedObjectCache;
-use cleat_apimachinery::cache::watch_frames::WatchFrameCache;
-use cleat_apimachinery::kind::{Kind, Object};
+use cleat_apimachinery::kind::Kind;
 use cleat_apimachinery::kind_store::KindStore;
 use cleat_registry::catalog::{KindCatalog, ServedKinds};
 
@@ -18,8 +16,6 @@ use cleat_registry::catalog::{KindCatalog, ServedKinds};
 pub(crate) struct ServerState {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) catalog: Arc<KindCatalog>,
-    pub(crate) watch_frames: Arc<WatchFrameCache>,
-    pub(crate) decoded_objects: DecodedObjectCache<Arc<dyn Object>>,
     pub(crate) security: Security,
     pub(crate) limits: Limits,
     /// Cancelled when the server closes.

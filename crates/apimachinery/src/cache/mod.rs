@@ -3,10 +3,8 @@
 
 pub mod body_shape;
 mod change_shape;
-pub mod decoded_objects;
 pub mod ownership;
 pub mod two_generation;
-pub mod watch_frames;
 
 use body_shape::BodyShapeCache;
 use ownership::OwnershipCache;

@@ -62,12 +62,6 @@ pub trait Kind: Send + Sync {
     fn cells(&self, object: &dyn Object, now: Timestamp) -> Vec<Value>;
     fn row_conditions(&self, object: &dyn Object) -> Option<Value>;
 
-    /// Returns true if decoded objects may be cached for their next update. Cacheable kinds do not share storage keys: a
-    /// cached object is found by its revision alone.
-    fn is_cacheable(&self) -> bool {
-        false
-    }
-
     /// The conversion between the stored and the served form. `None` if both are the same.
     fn conversion(&self) -> Option<Arc<dyn Conversion>> {
         None

@@ -70,13 +70,6 @@ impl<S: Strategy> Kind for StrategyKind<S> {
         }))
     }
 
-    fn is_cacheable(&self) -> bool {
-        // Events are rarely updated. Numbers in the schema of a definition can change their form when the stored JSON is
-        // decoded again, so that the cached object would differ from the stored one.
-        let d = self.descriptor();
-        self.conversion().is_none() && !matches!(d.plural.as_str(), "events" | "customresourcedefinitions")
-    }
-
     fn take_typed(&self, body: &TypedBody) -> Option<Box<dyn Object>> {
         body.take::<S::Object>().map(|object| object as Box<dyn Object>)
     }

@@ -1,11 +1,8 @@
 //! The stored object that a write starts from.
 
-use std::sync::Arc;
-
 use cleat_store::Entry;
 
 use super::managed_object::{ManagedObject, SplitObject};
-use crate::cache::decoded_objects::DecodedObjectCache;
 use crate::error::ApiError;
 use crate::kind::{Kind, Object};
 use crate::render::StoredObject;
@@ -22,32 +19,16 @@ fn decode_split(kind: &dyn Kind, entry: &Entry, split: &SplitObject<'_>) -> Resu
 
 /// The stored object, decoded and encoded.
 pub struct CurrentObject<'a> {
-    /// Without managedFields. The resourceVersion may be set.
-    pub object: Arc<dyn Object>,
+    /// Without managedFields and resourceVersion.
+    pub object: Box<dyn Object>,
     pub split: SplitObject<'a>,
     pub stored: &'a StoredObject,
 }
 
 impl<'a> CurrentObject<'a> {
-    /// Takes the decoded object from `cache` if the cache has this revision, and decodes the stored bytes otherwise.
-    pub fn of(
-        cache: &DecodedObjectCache<Arc<dyn Object>>,
-        kind: &dyn Kind,
-        entry: &'a Entry,
-        stored: &'a StoredObject,
-    ) -> Result<Self, ApiError> {
+    pub fn of(kind: &dyn Kind, entry: &'a Entry, stored: &'a StoredObject) -> Result<Self, ApiError> {
         let split = SplitObject::of(kind.descriptor(), &entry.value);
-        let object = match cache.take(entry.modified).filter(|_| kind.is_cacheable()) {
-            Some(object) => {
-                debug_assert!(
-                    split.is_encoding_of(&*object),
-                    "the cached object {} differs from the stored one",
-                    entry.key
-                );
-                object
-            }
-            None => decode_split(kind, entry, &split)?.into(),
-        };
+        let object = decode_split(kind, entry, &split)?;
         Ok(Self { object, split, stored })
     }
 }

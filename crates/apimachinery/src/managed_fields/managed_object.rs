@@ -56,13 +56,6 @@ impl<'a> SplitObject<'a> {
     pub fn decode(&self, kind: &dyn Kind) -> Result<Box<dyn Object>, serde_json::Error> {
         kind.decode(DecodeSource::Bytes(&self.json))
     }
-
-    /// Returns true if this is the encoding of `object`. Its resourceVersion does not count.
-    pub fn is_encoding_of(&self, object: &dyn Object) -> bool {
-        let mut object = object.copy();
-        object.meta_mut().resource_version = None;
-        object.encode() == *self.json
-    }
 }
 
 /// An object in its canonical JSON, with an empty list of managedFields.

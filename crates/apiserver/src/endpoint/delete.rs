@@ -121,7 +121,7 @@ pub(crate) async fn remove(
     loop {
         let entry = state.store_of(at.kind).get(&key).await?.ok_or_else(|| at.not_found())?;
         let stored = StoredObject::from(&entry);
-        let current = CurrentObject::of(&state.decoded_objects, at.kind, &entry, &stored)?;
+        let current = CurrentObject::of(at.kind, &entry, &stored)?;
         check_preconditions(&at, options, &*current.object, entry.modified)?;
         let mut removal = Removal::Pending;
         let mut document = current.edited(|object| {
@@ -130,13 +130,13 @@ pub(crate) async fn remove(
         });
         let value = document.encode();
         if removal == Removal::Pending && value == entry.value {
-            return Ok(DeleteOutcome::Pending(WrittenObject::cached(state, at.kind, stored.clone(), document.object)));
+            return Ok(DeleteOutcome::Pending(WrittenObject::new(stored.clone(), document.object)));
         }
         // The reply for a removed object shows the deletionTimestamp only for kinds with grace periods.
         let last = if has_grace_period(at.kind) { value.clone() } else { entry.value.clone() };
         if mode == WriteMode::DryRun {
             return Ok(match removal {
-                Removal::Pending => DeleteOutcome::Pending(WrittenObject::uncached(
+                Removal::Pending => DeleteOutcome::Pending(WrittenObject::new(
                     StoredObject { value, ..stored.clone() },
                     document.object,
                 )),
@@ -149,7 +149,7 @@ pub(crate) async fn remove(
         };
         match (written, removal) {
             (Ok(revision), Removal::Pending) => {
-                let written = WrittenObject::cached(state, at.kind, StoredObject { value, revision }, document.object);
+                let written = WrittenObject::new(StoredObject { value, revision }, document.object);
                 return Ok(DeleteOutcome::Pending(written));
             }
             (Ok(revision), Removal::Immediate) => {

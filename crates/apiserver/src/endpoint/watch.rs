@@ -21,7 +21,6 @@ use crate::http::body::ResponseBody;
 use crate::http::query::{ListOptions, ResourceVersionMatch};
 use crate::http::reply::Reply;
 use crate::state::ServerState;
-use cleat_apimachinery::cache::watch_frames::{WatchFrameCache, WatchFrameKey};
 use cleat_apimachinery::error::ApiError;
 use cleat_apimachinery::field_error::FieldError;
 use cleat_apimachinery::kind::Kind;
@@ -62,8 +61,6 @@ pub(crate) async fn watch(
     let prefix = super::selected_prefix(&**kind, namespace, &selector);
     let mut stream = WatchStream {
         writer: EventWriter {
-            frames: (kind.conversion().is_none() && representation != Representation::Table)
-                .then(|| state.watch_frames.clone()),
             kind: kind.clone(),
             representation,
             include: request.query.include_object()?,
@@ -264,7 +261,7 @@ impl WatchStream {
         match event {
             Ok(event) => {
                 if let Some((name, stored)) = selected_event(&*self.writer.kind, &self.selector, &event) {
-                    chunk.push(self.writer.shared_line(name, &stored));
+                    chunk.push(self.writer.line(name, &stored));
                 }
             }
             // The store is closed with the server: the stream ends without an error.
@@ -332,9 +329,6 @@ fn selected_event(kind: &dyn Kind, selector: &Selector, event: &Event) -> Option
 
 /// Encodes events in the negotiated representation, each on one line.
 struct EventWriter {
-    /// The cache of encoded events. None if the bytes depend on this watch: a Table sends its columns once, and
-    /// converted kinds differ by version.
-    frames: Option<Arc<WatchFrameCache>>,
     kind: Arc<dyn Kind>,
     representation: Representation,
     include: IncludeObject,
@@ -342,19 +336,11 @@ struct EventWriter {
 }
 
 impl EventWriter {
-    /// The line of a change, from the cache if another watch has encoded it.
-    fn shared_line(&mut self, name: &'static str, stored: &StoredObject) -> Bytes {
-        let frames = self.frames.clone();
-        let key = WatchFrameKey { revision: stored.revision, event: name, form: self.representation as usize };
-        let mut encode = || {
-            let mut out = BytesMut::with_capacity(stored.value.len() + 128);
-            self.event(&mut out, name, stored);
-            out.freeze()
-        };
-        match frames {
-            Some(frames) => frames.get_or_encode(key, encode),
-            None => encode(),
-        }
+    /// The line of a change.
+    fn line(&mut self, name: &'static str, stored: &StoredObject) -> Bytes {
+        let mut out = BytesMut::with_capacity(stored.value.len() + 128);
+        self.event(&mut out, name, stored);
+        out.freeze()
     }
 
     fn event(&mut self, out: &mut BytesMut, name: &str, stored: &StoredObject) {

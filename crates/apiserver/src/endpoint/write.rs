@@ -41,20 +41,9 @@ pub(crate) struct WrittenObject {
 }
 
 impl WrittenObject {
-    /// Not inserted into the cache: for dry runs and removed objects, which no later request may find.
-    pub(super) fn uncached(stored: StoredObject, mut object: Box<dyn Object>) -> Self {
+    pub(super) fn new(stored: StoredObject, mut object: Box<dyn Object>) -> Self {
         object.meta_mut().resource_version = (stored.revision > 0).then(|| stored.revision.to_string());
         Self { stored, object: object.into() }
-    }
-
-    /// Inserted into the cache of decoded objects, where the next update of the object finds it.
-    pub(super) fn cached(state: &ServerState, kind: &dyn Kind, stored: StoredObject, object: Box<dyn Object>) -> Self {
-        let written = Self::uncached(stored, object);
-        if kind.is_cacheable() {
-            let StoredObject { value, revision } = &written.stored;
-            state.decoded_objects.insert(*revision, value.len(), written.object.clone());
-        }
-        written
     }
 }
 
@@ -104,11 +93,11 @@ pub(crate) async fn insert(
         if mode == WriteMode::DryRun {
             return match state.store_of(kind).get(&key).await? {
                 Some(entry) => Err(already_exists(kind, &name, &entry)),
-                None => Ok(WrittenObject::uncached(StoredObject { value, revision: 0 }, object)),
+                None => Ok(WrittenObject::new(StoredObject { value, revision: 0 }, object)),
             };
         }
         match state.store_of(kind).create(&key, value.clone()).await {
-            Ok(revision) => return Ok(WrittenObject::cached(state, kind, StoredObject { value, revision }, object)),
+            Ok(revision) => return Ok(WrittenObject::new(StoredObject { value, revision }, object)),
             Err(WriteError::Exists { .. }) if base.is_some() && attempt < MAX_NAME_ATTEMPTS => {}
             Err(WriteError::Exists { current, .. }) => return Err(already_exists(kind, &name, &current)),
             Err(error) => return Err(error.into()),
@@ -151,7 +140,7 @@ pub(crate) async fn modify(
     loop {
         let entry = state.store_of(at.kind).get(&key).await?.ok_or_else(|| at.not_found())?;
         let stored = StoredObject::from(&entry);
-        let current = CurrentObject::of(&state.decoded_objects, at.kind, &entry, &stored)?;
+        let current = CurrentObject::of(at.kind, &entry, &stored)?;
         let ManagedObject { object: mut new, owners } = change(&current)?;
         let CurrentObject { object: old, split: SplitObject { owners: owners_before, .. }, .. } = current;
         check_identity(&at, source, &*new, &*old, entry.modified)?;
@@ -164,7 +153,7 @@ pub(crate) async fn modify(
         validate(&at, part, &*new, &*old)?;
         if new.meta().deletion_timestamp.is_some() && is_removable(at.kind, &*new) {
             let value = EncodedObject::of(&mut *new).with_owners(&owners);
-            let last = WrittenObject::uncached(StoredObject { value, ..stored }, new);
+            let last = WrittenObject::new(StoredObject { value, ..stored }, new);
             if mode == WriteMode::DryRun {
                 return Ok(last);
             }
@@ -183,14 +172,14 @@ pub(crate) async fn modify(
         let is_always_stored =
             at.descriptor().first_update == FirstUpdate::AlwaysStored && entry.modified == entry.created;
         if is_unchanged && !is_always_stored {
-            return Ok(WrittenObject::cached(state, at.kind, stored, new));
+            return Ok(WrittenObject::new(stored, new));
         }
         let value = encoded.with_owners(if is_unchanged { &owners_before } else { &owners });
         if mode == WriteMode::DryRun {
-            return Ok(WrittenObject::uncached(StoredObject { value, ..stored }, new));
+            return Ok(WrittenObject::new(StoredObject { value, ..stored }, new));
         }
         match state.store_of(at.kind).update(&key, entry.modified, value.clone()).await {
-            Ok(revision) => return Ok(WrittenObject::cached(state, at.kind, StoredObject { value, revision }, new)),
+            Ok(revision) => return Ok(WrittenObject::new(StoredObject { value, revision }, new)),
             // Computed again from the new state. A change that names a resourceVersion fails there.
             Err(WriteError::Conflict { .. }) => {}
             Err(WriteError::Missing { .. }) => return Err(at.not_found()),

@@ -74,19 +74,3 @@ pub fn builtin_kinds() -> Vec<Arc<dyn Kind>> {
         Arc::new(StrategyKind::<volume_attributes_class::VolumeAttributesClassStrategy>::new()),
     ]
 }
-
-#[cfg(test)]
-mod tests {
-    use std::collections::HashSet;
-
-    use super::*;
-
-    #[test]
-    fn cacheable_kinds_have_distinct_storage_prefixes() {
-        let mut prefixes = HashSet::new();
-        for kind in builtin_kinds().iter().filter(|kind| kind.is_cacheable()) {
-            assert!(prefixes.insert(kind.descriptor().prefix(None)), "{}", kind.descriptor().kind);
-        }
-        assert!(prefixes.len() > 10);
-    }
-}
