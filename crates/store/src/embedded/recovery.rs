@@ -1,5 +1,5 @@
-//! Opens a store: reads the database, replays the log, and encrypts the values that are stored in clear or with an old key.
-//! Creates the store if there is none. A damaged store is refused and not changed.
+//! Opens a store: reads the database, replays the log, and encrypts the values that are stored in clear or with an old
+//! key. Creates the store if there is none. A damaged store is refused and not changed.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
